@@ -1,0 +1,39 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --constraint constraints-cpu.txt --editable
+
+.PHONY: quickstart test test-slow lint docs clean
+
+quickstart: .venv/installed  ## train the countdown recipe and show what it learned
+	$(BIN)/oapl train recipes/countdown.toml --run_dir runs/quickstart
+
+test: .venv/installed-dev  ## the tests that gate every change
+	$(BIN)/pytest
+
+test-slow: .venv/installed-dev  ## the long proofs: 60 kills, the shipped model and the quickstart themselves
+	$(BIN)/pytest -m slow
+
+lint: .venv/installed-dev  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: .venv/installed-dev  ## the documentation site, into site/
+	$(BIN)/mkdocs build --strict
+
+clean:  ## everything made here but .venv and runs
+	rm -rf site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+.venv:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints-cpu.txt | .venv
+	@echo "Installing oapl into .venv; this takes a few minutes the first time."
+	$(INSTALL) .
+	touch $@
+
+.venv/installed-dev: pyproject.toml constraints-cpu.txt | .venv
+	@echo "Installing oapl and its development tools into .venv; this takes a few minutes the first time."
+	$(INSTALL) ".[dev]"
+	touch .venv/installed $@

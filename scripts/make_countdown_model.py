@@ -1,0 +1,131 @@
+"""Make the countdown model that ships with the package, from nothing: `python scripts/make_countdown_model.py`.
+
+A Llama of about 1 M parameters learns, by supervised next-token prediction, to answer countdown problems
+with legal chains of steps. About half of its training answers reach the target and the others reach some
+other number, so the model often finds the target in many tries and seldom in one: a base to reinforce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from oapl.tasks.countdown import Countdown, chain_text, prompt_text, random_chain
+
+FOLDER = Path(__file__).parents[1] / "src/oapl/assets/countdown"
+VOCABULARY = ["<pad>", "<eos>", "<unk>", "use ", " make ", " ", "\n", *"0123456789", *"+-*/="]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Words and single characters; no special token is ever added to a prompt."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"use | make |.|\n"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_max_length=128,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> LlamaForCausalLM:
+    torch.manual_seed(args.seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=args.hidden_size,
+        intermediate_size=args.intermediate_size,
+        num_hidden_layers=args.num_layers,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config._attn_implementation = "eager"  # faster than sdpa in bf16 on a CPU at this length
+    model = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def make_traces(task: Countdown, tokenizer, rng: random.Random, count: int, solved_share: float):
+    """Token ids and loss mask of `count` training examples, padded to the longest."""
+    prompts, answers = [], []
+    for _ in range(count):
+        numbers, chain = task.problem(rng, held_out=False)
+        prompts.append(prompt_text(numbers, target=chain[-1][3]))
+        if rng.random() >= solved_share:
+            chain = random_chain(rng, numbers)
+        answers.append(chain_text(chain))
+    prompt_ids, answer_ids = tokenizer(prompts)["input_ids"], tokenizer(answers)["input_ids"]
+    width = max(len(p) + len(a) + 1 for p, a in zip(prompt_ids, answer_ids, strict=True))
+    ids = np.full((count, width), tokenizer.pad_token_id)
+    mask = np.zeros((count, width), dtype=bool)
+    for row, (p, a) in enumerate(zip(prompt_ids, answer_ids, strict=True)):
+        ids[row, : len(p) + len(a) + 1] = [*p, *a, tokenizer.eos_token_id]
+        mask[row, len(p) : len(p) + len(a) + 1] = True
+    return ids, mask
+
+
+def train(model: LlamaForCausalLM, ids: np.ndarray, mask: np.ndarray, args: argparse.Namespace) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    num_steps = len(ids) * args.epochs // args.batch_size
+    rng = np.random.default_rng(args.seed)
+    start = time.monotonic()
+    for step in range(num_steps):
+        progress = step / num_steps
+        scale = min(1.0, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        for group in optimizer.param_groups:
+            group["lr"] = args.learning_rate * scale
+        rows = rng.choice(len(ids), size=args.batch_size, replace=False)
+        ids_BT, mask_BT = torch.from_numpy(ids[rows]), torch.from_numpy(mask[rows])
+        with torch.autocast("cpu", torch.bfloat16):
+            logits_BTV = model(ids_BT).logits[:, :-1].float()
+        labels_BT = ids_BT[:, 1:].masked_fill(~mask_BT[:, 1:], -100)
+        loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0 or step == num_steps - 1:
+            print(f"step {step}/{num_steps} loss {loss.item():.4f} {time.monotonic() - start:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--output", type=Path, default=FOLDER)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hidden_size", type=int, default=128)
+    parser.add_argument("--intermediate_size", type=int, default=384)
+    parser.add_argument("--num_layers", type=int, default=5)
+    parser.add_argument("--num_traces", type=int, default=300_000)
+    parser.add_argument("--solved_share", type=float, default=0.5)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch_size", type=int, default=512)
+    parser.add_argument("--learning_rate", type=float, default=3e-3)
+    args = parser.parse_args()
+
+    task, tokenizer = Countdown(), make_tokenizer()
+    model = make_model(tokenizer, args)
+    print(f"{model.num_parameters():,} parameters", flush=True)
+    ids, mask = make_traces(task, tokenizer, random.Random(args.seed), args.num_traces, args.solved_share)
+    print(f"{len(ids):,} traces, width {ids.shape[1]}", flush=True)
+    train(model, ids, mask, args)
+    model.to(torch.bfloat16).save_pretrained(args.output)
+    tokenizer.save_pretrained(args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The command line. It imports what a command needs when that command runs, so that help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from oapl.config import command_line_source, dump_recipe, load_recipe, nearest_setting
+from oapl.errors import ConfigError, OaplError
+
+STOPPED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code: 0, 2 for a wrong recipe or option, 1 for any other failure."""
+    try:
+        arguments, overrides = parse(sys.argv[1:] if argv is None else list(argv))
+        return int(arguments.run(arguments, overrides) or 0)
+    except OaplError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("Stopped; everything so far is kept. The same command continues the run.", file=sys.stderr)
+        return STOPPED
+    except BrokenPipeError:
+        return 1
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
+    """The command's own arguments, and the recipe settings given as `--section.key VALUE`, nested."""
+    parser = argparse.ArgumentParser(prog="oapl", description="Off-policy post-training of language models by OAPL.")
+    parser.add_argument("--version", action="version", version=f"oapl {version('oapl')}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    train = add_command(commands, "train", train_command, "train a recipe, or continue its run")
+    train.add_argument("recipe", type=Path, help="a TOML recipe")
+    train.add_argument("--run_dir", type=Path, help="the run's folder; runs/<recipe> by default")
+    train.add_argument("--dry_run", action="store_true", help="print the resolved configuration and end")
+
+    sample = add_command(commands, "sample", sample_command, "fill a run's rounds, without training")
+    sample.add_argument("recipe", type=Path, help="a TOML recipe")
+    sample.add_argument("--run_dir", type=Path, help="the run's folder; runs/<recipe> by default")
+    sample.add_argument("--follow", action="store_true", help="wait for the policies that a trainer has yet to seal")
+
+    evaluate = add_command(commands, "eval", eval_command, "pass@k of a model, or of a run's policy")
+    evaluate.add_argument("target", help="a run folder, a model folder, a hub name or builtin:countdown")
+    evaluate.add_argument("recipe", type=Path, nargs="?", help="for a model: the recipe that names the task")
+    evaluate.add_argument("--policy", type=int, help="for a run: the policy's version; the newest by default")
+    evaluate.add_argument("--output_dir", type=Path, help="where samples and summary go; in the run by default")
+
+    inspect = add_command(commands, "inspect", inspect_command, "what is in a run folder", settings=False)
+    inspect.add_argument("run_dir", type=Path)
+    inspect.add_argument("--groups", type=int, default=2, help="prompts to show with their completions")
+
+    doctor = add_command(
+        commands,
+        "doctor",
+        doctor_command,
+        "versions, cores, and the engine's agreement with the trainer",
+        settings=False,
+    )
+    doctor.add_argument("model", nargs="?", default="builtin:countdown", help="a model folder or hub name")
+
+    arguments, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        name = word.partition("=")[0].lstrip("-")
+        if word.startswith("--") and (guess := nearest_setting(name)):
+            raise ConfigError(f"--{name} is not a setting; did you mean --{guess}?")
+    if unknown:
+        raise ConfigError(f"not understood: {' '.join(unknown)}. `oapl COMMAND --help` lists what there is.")
+    source = getattr(arguments, "source", None)
+    return arguments, source(parsed_args=settings_given(arguments))() if source else {}
+
+
+def add_command(commands: Any, name: str, run: Any, help: str, *, settings: bool = True) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+    source = command_line_source(parser) if settings else None
+    parser.set_defaults(run=run, source=source)
+    return parser
+
+
+def settings_given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The recipe settings among parsed arguments: those with a dot in their name, and the seed."""
+    return {name: value for name, value in vars(arguments).items() if "." in name or name == "seed"}
+
+
+def run_dir_of(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.run_dir or Path("runs") / arguments.recipe.stem)
+
+
+def train_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
+    recipe = load_recipe(arguments.recipe, overrides)
+    if arguments.dry_run:
+        print(dump_recipe(recipe), end="")
+        return 0
+    from rich.console import Console
+
+    from oapl import launch
+    from oapl.progress import Progress
+    from oapl.report import summary_table
+    from oapl.store import RunFolder
+
+    console, run = Console(), RunFolder(run_dir_of(arguments))
+    with Progress(recipe, console) as progress:
+        summary = launch.train(recipe, run, progress)
+    console.print(summary_table(summary))
+    console.print(f"picture: {run.path / 'pass_at_k.png'}", highlight=False)
+    console.print(f"summary: {run.summary_path}   more: oapl inspect {run.path}", highlight=False)
+    return 0
+
+
+def sample_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
+    from rich.console import Console
+
+    from oapl import launch
+    from oapl.progress import Progress
+    from oapl.store import RunFolder
+
+    recipe = load_recipe(arguments.recipe, overrides)
+    console, run = Console(), RunFolder(run_dir_of(arguments))
+    with Progress(recipe, console) as progress:
+        waiting = launch.sample(recipe, run, progress, follow=arguments.follow)
+    if waiting is None:
+        console.print(f"every round of {run.path} is sampled")
+    else:
+        version = recipe.policy_of_round(waiting)
+        console.print(f"round {waiting} waits for policy {version}: `oapl train {arguments.recipe}` makes it")
+    return 0
+
+
+def eval_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
+    from rich.console import Console
+
+    from oapl import launch
+    from oapl.progress import Progress
+    from oapl.report import scores_table
+    from oapl.store import RunFolder
+
+    run = RunFolder(arguments.target)
+    is_run = run.config_path.exists()
+    if not is_run and arguments.recipe is None:
+        raise ConfigError(
+            f"{arguments.target} is not a run folder; to evaluate it as a model, name the recipe of the task: "
+            f"oapl eval {arguments.target} RECIPE."
+        )
+    if is_run and arguments.recipe is not None:
+        raise ConfigError(f"{arguments.target} is a run folder and has its own recipe; leave {arguments.recipe} out.")
+    recipe = load_recipe(run.config_path if is_run else arguments.recipe, overrides)
+    console = Console()
+    with Progress(recipe, console) as progress:
+        if is_run:
+            summary = launch.evaluate_policy(recipe, run, progress, arguments.policy, arguments.output_dir)
+        else:
+            name = re.sub(r"[^\w.-]+", "-", arguments.target).strip("-")
+            output_dir = arguments.output_dir or Path("evaluations") / name
+            summary = launch.evaluate_model(recipe, arguments.target, progress, output_dir)
+    console.print(
+        scores_table(f"{arguments.target}: {summary['num_prompts']} problems", {"pass@k": summary["pass_at_k"]})
+    )
+    return 0
+
+
+def inspect_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
+    from rich.console import Console
+
+    from oapl.inspection import inspect
+    from oapl.store import RunFolder
+
+    inspect(RunFolder(arguments.run_dir), Console(), arguments.groups)
+    return 0
+
+
+def doctor_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
+    from rich.console import Console
+
+    from oapl.doctor import examine
+
+    return 0 if examine(arguments.model, Console()) else 1

@@ -1,0 +1,336 @@
+"""The recipe: every setting of a run, read from TOML and the command line, checked before anything starts.
+
+Names follow TRL, Transformers and vLLM. This module imports nothing heavy, so help and checks are instant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from oapl.errors import ConfigError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(Section):
+    name_or_path: str = Field(description="A model folder, a hub name, or `builtin:countdown`, the model shipped here.")
+
+
+class TaskConfig(Section):
+    name: str = Field(description="`countdown`, `reasoning_gym:<dataset>`, or `dataset` for your own rows and reward.")
+    args: dict[str, Any] = Field({}, description="Arguments of a generated task, such as `max_numbers`.")
+    dataset: str | None = Field(None, description="For `dataset`: a .jsonl or .parquet file, or a name on the hub.")
+    split: str = Field("train", description="For a hub dataset: the split to train on.")
+    eval_dataset: str | None = Field(None, description="For `dataset`: the held-out file, or the same hub name.")
+    eval_split: str = Field("test", description="For a hub dataset: the held-out split.")
+    reward_func: str | None = Field(
+        None, description="For `dataset`: `module:function`, called as `reward(prompts, completions, **columns)`."
+    )
+    reward_timeout_s: Positive = Field(30.0, description="Seconds a call of the reward function may take.")
+    success_threshold: float = Field(1.0, description="A completion counts as correct from this reward on.")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> TaskConfig:
+        if self.name == "dataset":
+            for key in ("dataset", "reward_func"):
+                if getattr(self, key) is None:
+                    raise ValueError(f'{key} is missing: `name = "dataset"` needs `dataset` and `reward_func`')
+            if self.args:
+                raise ValueError(f"args = {self.args} has no use with `dataset`; it is for generated tasks")
+        elif self.dataset is not None or self.reward_func is not None:
+            raise ValueError(f'`dataset` and `reward_func` need `name = "dataset"`, not {self.name!r}')
+        if self.reward_func is not None and not re.fullmatch(r"[\w.]+:\w+", self.reward_func):
+            raise ValueError(f"reward_func = {self.reward_func!r} must read `module:function`")
+        return self
+
+
+class SamplingConfig(Section):
+    num_generations: int = Field(8, description="G, the completions of one prompt.")
+    max_completion_length: Count = Field(256, description="Tokens after which a completion is cut.")
+    temperature: Positive = Field(1.0, description="Divides the logits, when sampling and when training.")
+
+    @model_validator(mode="after")
+    def _check_group(self) -> SamplingConfig:
+        if self.num_generations < 2:
+            raise ValueError(
+                f"num_generations = {self.num_generations} must be at least 2: with one completion a prompt its value "
+                f"equals its reward and there is nothing to learn. The paper uses 8"
+            )
+        return self
+
+
+class LossConfig(Section):
+    beta1: Positive = Field(1.0, description="Temperature of the value's soft maximum; large values give the mean.")
+    beta2: Positive = Field(1e-3, description="Scales the log-ratio, in reward per nat; the paper uses 1e-3.")
+
+
+class TrainerConfig(Section):
+    num_steps: Count = Field(description="Optimizer steps of the run; a multiple of weight_sync_steps.")
+    weight_sync_steps: Count = Field(50, description="L, the steps between new weights for the sampler: one round.")
+    prompts_per_step: Count = Field(32, description="Groups an optimizer step trains on.")
+    learning_rate: Positive = Field(1e-6, description="Peak learning rate of AdamW.")
+    lr_scheduler_type: Literal["constant", "cosine"] = Field(
+        "constant", description="After the warm-up; cosine ends at 0."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
+    weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
+    adam_beta2: float = Field(0.95, ge=0, lt=1, description="Decay of AdamW's second moment.")
+    adam_epsilon: Positive = Field(1e-10, description="AdamW's epsilon; small, since the loss carries 2 * beta2.")
+    max_grad_norm: Positive = Field(1.0, description="Gradients beyond this norm are scaled down to it.")
+    max_tokens_per_microbatch: Count = Field(
+        16384, description="Prompt, completion and padding tokens of one backward."
+    )
+    bf16: bool = Field(False, description="Autocast to bfloat16; weights and optimizer stay in float32.")
+    device: str = Field("cpu", description="`cpu` or `cuda`.")
+    num_threads: Count = Field(1, description="CPU threads of the trainer.")
+    save_steps: Count | None = Field(None, description="Steps between checkpoints; by default one at each weight sync.")
+    save_total_limit: int = Field(2, ge=2, description="Checkpoints kept; older ones are removed.")
+
+    @model_validator(mode="after")
+    def _check_rounds(self) -> TrainerConfig:
+        if self.num_steps % self.weight_sync_steps:
+            lower = self.num_steps // self.weight_sync_steps * self.weight_sync_steps
+            nearest = " or ".join(str(n) for n in (lower, lower + self.weight_sync_steps) if n)
+            raise ValueError(
+                f"num_steps = {self.num_steps} must be a multiple of weight_sync_steps = {self.weight_sync_steps}, "
+                f"so that every round is whole: try {nearest}"
+            )
+        return self
+
+    @property
+    def num_rounds(self) -> int:
+        return self.num_steps // self.weight_sync_steps
+
+    @property
+    def prompts_per_round(self) -> int:
+        return self.weight_sync_steps * self.prompts_per_step
+
+
+class EngineConfig(Section):
+    kind: Literal["embedded"] = Field("embedded", description="What generates: PyTorch in the sampler's own process.")
+    max_num_seqs: Count = Field(256, description="Completions decoded at once.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights and the KV cache.")
+    device: str = Field("cpu", description="`cpu` or `cuda`.")
+    num_threads: Count = Field(1, description="CPU threads of the sampler.")
+    probe_tolerance: Positive | None = Field(
+        None,
+        description="Refuse to sample where engine and trainer differ by more, in nats a token on average; "
+        "by default 1e-3, or 0.1 where either computes in bfloat16.",
+    )
+
+
+class LaunchConfig(Section):
+    kind: Literal["processes", "inline"] = Field(
+        "processes", description="`processes`: sampler and trainer side by side. `inline`: in turn, bitwise repeatable."
+    )
+    rounds_ahead: Literal[0, 1] = Field(
+        0,
+        description="1 lets the sampler start a round before the one before it is trained: no waiting, lag up to 2 L.",
+    )
+
+
+class EvaluationConfig(Section):
+    num_prompts: Count = Field(256, description="Held-out problems (fewer where the split has fewer).")
+    num_generations: Count = Field(64, description="Samples a problem; pass@k is given for powers of two up to it.")
+    temperature: Positive = Field(1.0, description="Of the evaluation's samples.")
+    max_completion_length: Count | None = Field(None, description="By default that of `sampling`.")
+    num_workers: Count = Field(1, description="Processes that sample an evaluation side by side.")
+
+
+class TrackingConfig(Section):
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        (), description="Where metrics go besides metrics.jsonl; each is an extra of this package."
+    )
+    project: str = Field("oapl", description="Project name for wandb and trackio.")
+
+
+class Recipe(BaseSettings):
+    """A whole run. The command line overrides the recipe file, the file overrides the defaults."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, cli_avoid_json=True, cli_implicit_flags=False)
+
+    seed: int = Field(0, ge=0, description="Seeds prompts, completions and initial state.")
+    model: ModelConfig
+    task: TaskConfig
+    sampling: SamplingConfig = SamplingConfig()
+    loss: LossConfig = LossConfig()
+    trainer: TrainerConfig
+    engine: EngineConfig = EngineConfig()
+    launch: LaunchConfig = LaunchConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # the environment does not change a run
+
+    def policy_of_round(self, index: int) -> int:
+        """The version of the policy that samples a round."""
+        return max(0, index - self.launch.rounds_ahead)
+
+    @property
+    def probe_tolerance(self) -> float:
+        """Nats a token by which engine and trainer may differ on a policy's probe."""
+        coarse = self.trainer.bf16 or self.engine.dtype == "bfloat16"
+        return self.engine.probe_tolerance or (0.1 if coarse else 1e-3)
+
+
+MAY_CHANGE = {
+    "trainer.num_steps",
+    "trainer.max_tokens_per_microbatch",
+    "trainer.device",
+    "trainer.num_threads",
+    "trainer.save_steps",
+    "trainer.save_total_limit",
+}
+"""Settings a resumed run may change, besides those of `engine`, `launch.kind` and `tracking`."""
+
+
+def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Reads a TOML recipe, with `overrides` (nested like the recipe) on top. Raises ConfigError."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the recipe cannot be read ({error.strerror}). Give the path of a TOML file."
+        ) from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    merged = _merge(values, overrides or {})
+    try:
+        return Recipe(**merged)
+    except ValidationError as error:
+        raise ConfigError(
+            "\n".join(_explain(problem, path, text, overrides or {}) for problem in error.errors())
+        ) from error
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as TOML. `load_recipe` reads it back to an equal recipe."""
+    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def differences(stored: Recipe, asked: Recipe) -> list[str]:
+    """What a resumed run may not change but `asked` does, as `key: stored -> asked`."""
+    old, new = _flatten(stored.model_dump()), _flatten(asked.model_dump())
+    return [
+        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+        and key not in MAY_CHANGE
+        and key != "launch.kind"
+        and key.split(".")[0] not in ("engine", "tracking")
+    ]
+
+
+def setting_names(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+    """Every key of a recipe, dotted: `loss.beta2`."""
+    names = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += setting_names(field.annotation, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def nearest_setting(name: str) -> str | None:
+    """The key most like a misspelt one: first by its whole name, then by its last part."""
+    names = setting_names()
+    if matches := difflib.get_close_matches(name, names, n=1, cutoff=0.75):
+        return matches[0]
+    last = {key.rpartition(".")[2]: key for key in reversed(names)}
+    matches = difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.75)
+    return last[matches[0]] if matches else None
+
+
+def command_line_source(parser: Any) -> CliSettingsSource[Any]:
+    """Adds every setting to an argparse parser as `--section.key`; called with `args=`, holds what was given."""
+    return CliSettingsSource(Recipe, root_parser=parser, cli_parse_none_str="none")
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and prefix == "":
+            flat |= _flatten(value, f"{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) -> str:
+    """One line on one thing wrong with a recipe: where, what, the value, and what to do."""
+    location: Sequence[Any] = problem["loc"]
+    name = ".".join(str(part) for part in location)
+    where = f"--{name}" if _is_given(overrides, location) else f"{path}{_line_of(text, location)}: {name}"
+    if problem["type"] == "extra_forbidden":
+        guess = nearest_setting(name)
+        return f"{where} is not a setting" + (
+            f"; did you mean {guess}?" if guess else ". `oapl train --help` lists them."
+        )
+    if problem["type"] == "missing":
+        return f"{where} is missing: add it to the recipe."
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{where}: {message}."
+    message = message[0].lower() + message[1:]
+    hint = "; the paper uses 1 and 1e-3" if name in ("loss.beta1", "loss.beta2") else ""
+    return f"{where} = {problem['input']!r}: {message}{hint}."
+
+
+def _is_given(overrides: Mapping[str, Any], location: Sequence[Any]) -> bool:
+    value: Any = overrides
+    for part in location:
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def _line_of(text: str, location: Sequence[Any]) -> str:
+    """`:14` where the recipe sets the key on line 14, else nothing."""
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := re.match(r"\s*\[([\w.]+)\]", line):
+            section = match[1]
+            if [section] == [str(part) for part in location]:
+                return f":{number}"
+        elif match := re.match(r"\s*([\w.]+)\s*=", line):
+            dotted = f"{section}.{match[1]}" if section else match[1]
+            if dotted == ".".join(str(part) for part in location):
+                return f":{number}"
+    return ""

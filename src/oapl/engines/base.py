@@ -1,0 +1,35 @@
+"""What the sampler needs of anything that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from oapl.types import Completion, Request, SamplingParams
+
+
+class Engine(Protocol):
+    """Holds one policy at a time. `tests/test_engine_contract.py` says what every engine must do."""
+
+    def load(self, policy: Path) -> None:
+        """Takes the weights of a Hugging Face model folder. Raises ModelError where they cannot be loaded."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens, prompt and completion together, that the loaded policy can hold."""
+        ...
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
+        """`params.num_generations` completions of each request, in order.
+
+        A completion ends with the end-of-sequence token (`stop`) or when it has `max_completion_length` tokens
+        (`length`). Its log-probs are of the distribution its tokens were drawn from, temperature applied. Its
+        randomness depends on the request's seed and its own index alone.
+        """
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        """For each sequence, the log-probs in nats of its tokens after the first, each given those before it."""
+        ...

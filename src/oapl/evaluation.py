@@ -1,0 +1,99 @@
+"""pass@k with intervals, from an evaluation's stored groups.
+
+Shapes: Q problems, n samples of each, c of them correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oapl.store import RoundFolder
+from oapl.types import Shard
+
+NUM_RESAMPLES = 10_000
+Interval = tuple[float, float, float]
+"""Mean, and the lower and upper end of its 95 % interval."""
+
+
+@lru_cache(maxsize=100_000)
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """The unbiased estimate of the chance that at least one of k samples is correct.
+
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374), in whole numbers, so exact for any n;
+    1.0 where n - c < k. Raises ValueError for k < 1, k > n, c < 0 or c > n.
+    """
+    if not 0 <= num_correct <= num_samples:
+        raise ValueError(f"num_correct = {num_correct} must lie between 0 and num_samples = {num_samples}")
+    if not 1 <= k <= num_samples:
+        raise ValueError(
+            f"k = {k} must lie between 1 and num_samples = {num_samples}: take more samples or a smaller k"
+        )
+    total = comb(num_samples, k)
+    return (total - comb(num_samples - num_correct, k)) / total
+
+
+def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
+    """The mean over problems and its 95 % percentile interval, problems resampled with replacement."""
+    rng = np.random.default_rng(seed)
+    counts = rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=NUM_RESAMPLES)
+    low, high = np.percentile(counts @ values / len(values), [2.5, 97.5])
+    return float(values.mean()), float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one policy did on the held-out problems."""
+
+    policy_version: int
+    num_generations: int
+    num_correct: Mapping[int, int]
+    """Correct samples of each problem, by the problem's position."""
+    num_failed: int
+    """Problems left out since a completion of theirs could not be graded."""
+    mean_length: float
+    truncated_share: float
+
+    def ks(self) -> list[int]:
+        """The powers of two up to the number of samples."""
+        return [2**i for i in range(self.num_generations.bit_length())]
+
+    def pass_at(self, k: int, positions: Iterable[int] | None = None) -> NDArray[np.float64]:
+        """pass@k of each problem (or of those at `positions`), shape [Q]."""
+        chosen = self.num_correct if positions is None else positions
+        return np.array([pass_at_k(self.num_generations, self.num_correct[position], k) for position in chosen])
+
+    def pass_at_k(self) -> dict[int, Interval]:
+        return {k: bootstrap_interval(self.pass_at(k)) for k in self.ks()}
+
+
+def read_scores(folder: RoundFolder, success_threshold: float) -> Scores:
+    """The scores of a complete evaluation round. Raises StoreError where a shard is missing or damaged."""
+    round = folder.load()
+    shards = [folder.read_shard(number) for number in range(round.num_shards)]
+    return score_shards(shards, round.policy.version, round.sampling.num_generations, success_threshold)
+
+
+def score_shards(shards: Sequence[Shard], version: int, num_generations: int, success_threshold: float) -> Scores:
+    groups = [group for shard in shards for group in shard.groups]
+    completions = [completion for group in groups for completion in group.completions]
+    return Scores(
+        policy_version=version,
+        num_generations=num_generations,
+        num_correct={group.position: int((group.rewards >= success_threshold).sum()) for group in groups},
+        num_failed=sum(len(shard.failed) for shard in shards),
+        mean_length=float(np.mean([len(completion.token_ids) for completion in completions])),
+        truncated_share=float(np.mean([completion.finish_reason == "length" for completion in completions])),
+    )
+
+
+def differences(base: Scores, final: Scores) -> dict[int, Interval]:
+    """final - base in pass@k, paired by problem over the problems that both graded."""
+    positions = sorted(base.num_correct.keys() & final.num_correct.keys())
+    shared = sorted(set(base.ks()) & set(final.ks()))
+    return {k: bootstrap_interval(final.pass_at(k, positions) - base.pass_at(k, positions)) for k in shared}

@@ -1,0 +1,108 @@
+"""What lies in a run folder, told without loading a model: `oapl inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from oapl.config import load_recipe
+from oapl.errors import StoreError
+from oapl.report import summary_table
+from oapl.store import RunFolder
+from oapl.store.files import read_json
+from oapl.types import Group, Round
+
+
+def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
+    """Prints a run's progress, policies, rounds, where time went, and some completions. Raises StoreError."""
+    if not run.config_path.exists():
+        raise StoreError(f"{run.path} is not a run folder: it has no config.toml. Start one with `oapl train RECIPE`.")
+    recipe = load_recipe(run.config_path)
+    metrics = run.metrics()
+    step = metrics[-1]["step"] if metrics else 0
+    console.print(
+        f"{run.path}: step {step} of {recipe.trainer.num_steps}, model {recipe.model.name_or_path}, "
+        f"task {recipe.task.name}, L = {recipe.trainer.weight_sync_steps}, G = {recipe.sampling.num_generations}, "
+        f"seed {recipe.seed}",
+        highlight=False,
+    )
+    console.print(f"policies sealed: {run.policy_versions()}   checkpoints: {run.checkpoint_steps()}", highlight=False)
+    if run.round_indices():
+        console.print(rounds_table(run, metrics))
+        console.print(
+            "  wall: the trainer's clock over the round.  sampling, training: what each side was busy for. "
+            "  wall / longer: 1.00 is perfect overlap.",
+            style="dim",
+            highlight=False,
+        )
+        for group in islice(last_groups(run), num_groups):
+            print_group(group, console)
+    if run.summary_path.exists():
+        console.print(summary_table(read_json(run.summary_path)))
+
+
+def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
+    table = Table(title="Rounds", title_justify="left")
+    for name in (
+        "round",
+        "policy",
+        "shards",
+        "failed",
+        "reward",
+        "wall s",
+        "sampling s",
+        "training s",
+        "wall / longer",
+    ):
+        table.add_column(name, justify="right")
+    for index in run.round_indices():
+        folder = run.round(index)
+        round = folder.load()
+        stored = [number for number in range(round.num_shards) if folder.has_shard(number)]
+        seals = [folder.shard_seal(number) for number in stored]
+        steps = [record for record in metrics if record["round"] == index]
+        sampling_s = sum(seal["sampling_s"] for seal in seals)
+        training_s = sum(record["step_s"] for record in steps)
+        wall_s = sum(record["wait_s"] + record["step_s"] + record["save_s"] for record in steps)
+        longer = max(sampling_s, training_s)
+        table.add_row(
+            str(index),
+            f"{round.policy.version} ({round.policy.digest[:8]})",
+            f"{len(stored)}/{round.num_shards}" + (" sealed" if folder.is_sealed() else ""),
+            str(sum(len(seal["failed"]) for seal in seals)),
+            f"{sum(record['reward'] for record in steps) / len(steps):.3f}" if steps else "",
+            f"{wall_s:.1f}",
+            f"{sampling_s:.1f}",
+            f"{training_s:.1f}",
+            f"{wall_s / longer:.2f}" if steps and len(steps) == round.num_shards and longer > 0 else "",
+        )
+    return table
+
+
+def last_groups(run: RunFolder) -> Iterator[Group]:
+    """Groups of the newest stored shard, those with both right and wrong completions first."""
+    for index in reversed(run.round_indices()):
+        folder = run.round(index)
+        round: Round = folder.load()
+        for number in reversed(range(round.num_shards)):
+            if folder.has_shard(number):
+                yield from sorted(
+                    folder.read_shard(number).groups, key=lambda group: len(set(group.rewards.tolist())) == 1
+                )
+                return
+
+
+def print_group(group: Group, console: Console) -> None:
+    table = Table(title=f"{group.prompt_id}: {escape(repr(group.prompt))}", title_justify="left")
+    for name in ("reward", "tokens", "log-prob", "completion"):
+        table.add_column(name, justify="left" if name == "completion" else "right")
+    for completion, text, reward in zip(group.completions, group.texts, group.rewards.tolist(), strict=True):
+        table.add_row(
+            f"{reward:g}", str(len(completion.token_ids)), f"{completion.logprobs.sum():.1f}", escape(repr(text))
+        )
+    console.print(table)

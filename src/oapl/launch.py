@@ -1,0 +1,396 @@
+"""Concurrency and processes, and nothing else: who runs when, and what happens when one of them dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oapl.config import Recipe, differences, dump_recipe, load_recipe
+from oapl.errors import ConfigError, OaplError, WorkerError
+from oapl.evaluation import read_scores
+from oapl.progress import Progress
+from oapl.report import plot_pass_at_k, summarize, summarize_run
+from oapl.store import RoundFolder, RunFolder, put_in_order
+from oapl.store.files import read_json, write_bytes, write_json
+from oapl.tracking import make_trackers
+
+if TYPE_CHECKING:
+    from oapl.roles import Events
+
+StepListener = Callable[[Mapping[str, Any]], None]
+
+STOP_PATIENCE_S = 120.0
+"""Seconds a process may take to end its step and save, once told to stop."""
+
+TOLD_TO_STOP = 3
+"""Exit code of a process that ended early, and well, since it got SIGTERM."""
+
+
+def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
+    """Runs a recipe, or what is left of it, in a run folder; returns what summary.json then holds.
+
+    Raises KeyboardInterrupt when told to stop, once everything is saved, and an OaplError where the run cannot go on.
+    """
+    start = time.monotonic()
+    with run.lock("run"), stop_on_signals():
+        notes = open_run(recipe, run)
+        for note in notes:
+            progress.note(note)
+        if run.summary_path.exists() and is_finished(recipe, run):
+            return read_json(run.summary_path)
+        resumed_from = max(run.checkpoint_steps(), default=0)
+        trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
+
+        def on_step(record: Mapping[str, Any]) -> None:
+            progress.step(record)
+            for tracker in trackers:
+                tracker.log(record)
+
+        launch = run_inline if recipe.launch.kind == "inline" else run_processes
+        try:
+            launch(recipe, run, progress, on_step)
+        finally:
+            for tracker in trackers:
+                tracker.close()
+        return finish(recipe, run, wall_s=time.monotonic() - start, resumed_from=resumed_from)
+
+
+def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
+    """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
+    with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
+        check_same_run(recipe, run)
+        write_bytes(run.config_path, dump_recipe(recipe).encode())
+        write_json(run.path / "environment.json", environment())
+        return put_in_order(run, recipe.trainer.weight_sync_steps, recipe.policy_of_round)
+
+
+def check_same_run(recipe: Recipe, run: RunFolder) -> None:
+    """Raises ConfigError where the folder holds a run that this recipe would change."""
+    if not run.config_path.exists():
+        if run.round_indices() or run.policy_versions():
+            raise ConfigError(
+                f"{run.path} holds rounds or policies but no config.toml. Restore it, or choose another run_dir."
+            )
+        return
+    changed = differences(load_recipe(run.config_path), recipe)
+    if changed:
+        raise ConfigError(
+            f"{run.path} holds a run with other settings ({'; '.join(changed)}). "
+            f"Restore the settings to continue it, or choose another run_dir for a new run."
+        )
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine facts that a result may depend on."""
+    packages = ("oapl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic")
+    versions = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(), **versions}
+
+
+def is_finished(recipe: Recipe, run: RunFolder) -> bool:
+    """Whether nothing is left to train or evaluate."""
+    return run.policy(recipe.trainer.num_rounds) is not None and all(
+        run.evaluation(name).is_sealed() for name in ("base", "final")
+    )
+
+
+def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:
+    """Writes summary.json and the picture from what the run folder holds."""
+    threshold = recipe.task.success_threshold
+    base = read_scores(run.evaluation("base"), threshold)
+    final = read_scores(run.evaluation("final"), threshold)
+    metrics = run.metrics()
+    summary = {
+        **summarize_run(base, final),
+        "num_steps": recipe.trainer.num_steps,
+        "num_completions": int(sum(record["num_completions"] for record in metrics)),
+        "seed": recipe.seed,
+        "wall_s": wall_s,
+        "resumed_from_step": resumed_from,
+    }
+    plot_pass_at_k(summary, run.path / "pass_at_k.png")
+    write_json(run.summary_path, summary)
+    return summary
+
+
+def sample(recipe: Recipe, run: RunFolder, progress: Progress, *, follow: bool) -> int | None:
+    """Samples on its own: see `oapl.sampler.run_sampler`."""
+    from oapl import roles
+    from oapl.trainer import ensure_first_policy
+
+    with stoppable(progress) as events:
+        if not run.config_path.exists() or run.policy(0) is None:
+            with run.lock("run"):
+                for note in open_run(recipe, run):
+                    progress.note(note)
+                ensure_first_policy(recipe, run)
+        check_same_run(recipe, run)
+        progress.phase("sampling")
+        return roles.sample(recipe, run, events, follow=follow)
+
+
+def evaluate_policy(
+    recipe: Recipe, run: RunFolder, progress: Progress, version: int | None, output_dir: Path | None
+) -> dict[str, Any]:
+    """Evaluates one of a run's policies, by default the newest; returns its part of a summary."""
+    from oapl import roles
+
+    versions = run.policy_versions()
+    if not versions or (version is not None and version not in versions):
+        raise ConfigError(f"{run.path} has policies {versions}; policy {version} is not among them.")
+    chosen = versions[-1] if version is None else version
+    folder = RoundFolder(output_dir or run.path / "evaluations" / f"policy-{chosen:06d}")
+    with stoppable(progress) as events:
+        progress.phase(f"evaluating policy {chosen}")
+        roles.evaluate(recipe, run, events, folder=folder, version=chosen)
+    return summarize_evaluation(recipe, folder)
+
+
+def evaluate_model(recipe: Recipe, name_or_path: str, progress: Progress, output_dir: Path) -> dict[str, Any]:
+    """Evaluates any model on the recipe's task; returns its part of a summary."""
+    from oapl import roles
+
+    folder = RoundFolder(output_dir)
+    with stoppable(progress) as events:
+        progress.phase(f"evaluating {name_or_path}")
+        roles.evaluate_model(recipe, name_or_path, events, folder)
+    return summarize_evaluation(recipe, folder)
+
+
+def summarize_evaluation(recipe: Recipe, folder: RoundFolder) -> dict[str, Any]:
+    summary = summarize(read_scores(folder, recipe.task.success_threshold))
+    write_json(folder.path / "summary.json", summary)
+    return summary
+
+
+@contextmanager
+def stoppable(progress: Progress) -> Iterator[Events]:
+    """Events for a role in this process: Ctrl-C and SIGTERM let it end its piece of work, then KeyboardInterrupt."""
+    from oapl.roles import Events
+
+    stop = threading.Event()
+    previous = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield Events(stop.is_set, progress.step, progress.shard)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """SIGTERM becomes KeyboardInterrupt, as Ctrl-C already is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+# One process
+
+
+def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, on_step: StepListener) -> None:
+    """Evaluation, sampling and training in turn, in this process."""
+    from oapl import roles
+    from oapl.trainer import ensure_first_policy
+
+    with stoppable(progress) as events:
+        events = replace(events, on_step=on_step)
+        roles.use_threads(recipe.trainer.num_threads)
+        ensure_first_policy(recipe, run)
+        progress.phase("base evaluation")
+        roles.evaluate(recipe, run, events, folder=run.evaluation("base"), version=0)
+        if not events.should_stop():
+            progress.phase("training")
+            roles.train_inline(recipe, run, events)
+        if not events.should_stop():
+            progress.phase("final evaluation")
+            last = recipe.trainer.num_rounds
+            roles.evaluate(recipe, run, events, folder=run.evaluation("final"), version=last)
+
+
+# Several processes
+
+
+class Child:
+    """A role in a process of its own, whose events come through a pipe and whose output goes to a log."""
+
+    def __init__(self, run: RunFolder, name: str, role: str, **arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = name
+        self.log = run.path / "logs" / f"{name}.log"
+        self.connection, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(
+            target=child_main, args=(theirs, str(run.path), role, str(self.log), arguments), name=name
+        )
+        self.process.start()
+        theirs.close()
+        self.error: str | None = None
+
+    def failure(self) -> OaplError | None:
+        """Why the process ended before its work was done; None while it runs or where it ended well."""
+        code = self.process.exitcode
+        if code is None or code == 0:
+            return None
+        if self.error is not None:
+            return WorkerError(self.error)
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = "was told to stop" if code == TOLD_TO_STOP else f"ended with exit code {code}"
+        return WorkerError(
+            f"the {self.name} process {how}; its output is in {self.log}. "
+            f"Run the same command again to continue: what was sealed is kept."
+        )
+
+
+def child_main(connection: Connection, run_dir: str, role: str, log: str, arguments: Mapping[str, Any]) -> None:
+    """The start of every child process. It ends when its parent does, however that ended."""
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a") as output:
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        from oapl import roles
+
+        run = RunFolder(run_dir)
+        events = roles.Events(
+            should_stop=stop.is_set,
+            on_step=lambda record: connection.send(("step", dict(record))),
+            on_shard=lambda record: connection.send(("shard", dict(record))),
+        )
+        getattr(roles, role)(load_recipe(run.config_path), run, events, **arguments)
+        if stop.is_set():
+            sys.exit(TOLD_TO_STOP)
+    except OaplError as error:
+        traceback.print_exc()
+        connection.send(("error", str(error)))
+        sys.exit(1)
+
+
+def end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, on_step: StepListener) -> None:
+    """Trainer and sampler side by side, with evaluations before and after on all workers."""
+    crew = Crew(run, progress, on_step)
+    last = recipe.trainer.num_rounds
+    trained = run.policy(last) is not None
+    try:
+        if not trained:
+            crew.start("trainer", "train")
+        if not run.evaluation("base").is_sealed():
+            progress.phase("base evaluation")
+            evaluate_with(crew, recipe, "base", version=0)
+        if not trained:
+            progress.phase("training")
+            crew.start("sampler", "sample", follow=True)
+            crew.wait_for("trainer", "sampler")
+        if not run.evaluation("final").is_sealed():
+            progress.phase("final evaluation")
+            evaluate_with(crew, recipe, "final", version=last)
+    except BaseException:
+        crew.stop()
+        raise
+
+
+def evaluate_with(crew: Crew, recipe: Recipe, name: str, version: int) -> None:
+    count = recipe.evaluation.num_workers
+    workers = [f"evaluation-{worker}" for worker in range(count)]
+    for worker, child in enumerate(workers):
+        folder = crew.run.evaluation(name)
+        crew.start(child, "evaluate", folder=folder, version=version, worker=worker, num_workers=count)
+    crew.wait_for(*workers)
+
+
+class Crew:
+    """The child processes of a run. If one fails, the others are told to stop."""
+
+    def __init__(self, run: RunFolder, progress: Progress, on_step: StepListener) -> None:
+        self.run, self._progress, self._on_step = run, progress, on_step
+        self._children: dict[str, Child] = {}
+
+    def start(self, name: str, role: str, **arguments: Any) -> None:
+        self._children[name] = Child(self.run, name, role, **arguments)
+
+    def wait_for(self, *names: str) -> None:
+        """Passes events on until these children have ended. Raises WorkerError as soon as any child fails."""
+        while any(self._children[name].process.is_alive() for name in names):
+            self._pass_on(timeout_s=0.5)
+            self._progress.refresh()
+            self._raise_failure()
+        self._pass_on(timeout_s=0)
+        self._raise_failure()
+
+    def stop(self) -> None:
+        """Asks every child to save and end, and kills what has not ended in time."""
+        for child in self._children.values():
+            if child.process.is_alive():
+                child.process.terminate()
+        give_up = time.monotonic() + STOP_PATIENCE_S
+        for child in self._children.values():
+            child.process.join(max(0.0, give_up - time.monotonic()))
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join()
+        with suppress(OaplError):
+            self._pass_on(timeout_s=0)
+
+    def _raise_failure(self) -> None:
+        for child in self._children.values():
+            if (failure := child.failure()) is not None:
+                self._pass_on(timeout_s=0)
+                raise child.failure() or failure
+
+    def _pass_on(self, timeout_s: float) -> None:
+        waiting = {child.connection: child for child in self._children.values() if not child.connection.closed}
+        while ready := wait(list(waiting), timeout=timeout_s):
+            for connection in (c for c in ready if isinstance(c, Connection)):
+                child = waiting[connection]
+                try:
+                    kind, value = connection.recv()
+                except (EOFError, OSError):
+                    connection.close()
+                    del waiting[connection]
+                    continue
+                if kind == "error":
+                    child.error = value
+                elif kind == "step":
+                    self._on_step(value)
+                else:
+                    self._progress.shard(value)
+            timeout_s = 0

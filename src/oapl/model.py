@@ -1,0 +1,160 @@
+"""Hugging Face causal language models: loading, log-probs of given tokens, and saving as a policy.
+
+Shapes: B sequences, S tokens of a sequence (prompt, completion, padding), V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from oapl.errors import EngineError, ModelError
+from oapl.types import Messages
+
+BUILTIN = Path(__file__).parent / "assets"
+PROBE = "probe.json"
+MAX_PROBE_TOKENS = 256
+
+
+def resolve(name_or_path: str) -> str:
+    """The folder or hub name behind a model setting. Raises ModelError for an unknown `builtin:` name."""
+    if not name_or_path.startswith("builtin:"):
+        return name_or_path
+    folder = BUILTIN / name_or_path.removeprefix("builtin:")
+    if not (folder / "config.json").exists():
+        known = ", ".join(f"builtin:{path.parent.name}" for path in sorted(BUILTIN.glob("*/config.json")))
+        raise ModelError(f"model.name_or_path = {name_or_path!r} does not ship with oapl; it has {known}.")
+    return str(folder)
+
+
+def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
+    """Raises ModelError where there is no such model or it has no usable tokenizer."""
+    try:
+        return AutoTokenizer.from_pretrained(resolve(name_or_path))
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_load("tokenizer", name_or_path, error) from error
+
+
+def load_model(name_or_path: str, dtype: str, device: str) -> PreTrainedModel:
+    """The model in evaluation mode (no dropout). Raises ModelError where it cannot be loaded."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(
+            f"device = {device!r}: torch {torch.__version__} sees no CUDA device here. Use device = 'cpu'."
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(resolve(name_or_path), dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_load("model", name_or_path, error) from error
+    return model.to(device).eval()
+
+
+def _cannot_load(what: str, name_or_path: str, error: Exception) -> ModelError:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(name_or_path).is_dir():
+        remedy = "The folder must hold a Hugging Face model: config.json, tokenizer.json and *.safetensors"
+    else:
+        remedy = "Give a folder, a name on the hub (with a network or a filled cache), or builtin:countdown"
+    return ModelError(f"model.name_or_path = {name_or_path!r}: its {what} cannot be loaded. {remedy}. ({first_line})")
+
+
+def eos_token_ids(model: PreTrainedModel) -> list[int]:
+    """The tokens that end a completion. Raises ModelError where the model names none."""
+    for config in (model.generation_config, model.config):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return list(ids) if isinstance(ids, list | tuple) else [ids]
+    raise ModelError(
+        f"{model.config._name_or_path}: neither generation_config.json nor config.json has an eos_token_id."
+    )
+
+
+def context_length(model: PreTrainedModel) -> int:
+    return int(getattr(model.config, "max_position_embeddings", 0) or 2**31 - 1)
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str | Messages) -> list[int]:
+    """Token ids of a plain prompt, or of chat messages through the model's own template, ready for an answer."""
+    if isinstance(text, str):
+        return list(tokenizer(text)["input_ids"])
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            "the prompts are chat messages, but the model's tokenizer has no chat template. Use plain text."
+        )
+    encoded = tokenizer.apply_chat_template(list(text), add_generation_prompt=True, tokenize=True, return_dict=True)
+    return list(encoded["input_ids"])
+
+
+def next_token_logprobs(
+    model: PreTrainedModel, ids_BS: Tensor, temperature: float, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of tokens `first + 1 … S - 1`, each given those before it, and the entropies they were drawn at.
+
+    Both results have shape [B, S - 1 - first], in float32 nats. Sequences are padded on the right: no token
+    attends to what follows it, so padding needs no mask and its results are simply to be ignored.
+    """
+    positions = torch.arange(first, ids_BS.shape[1] - 1, device=ids_BS.device)
+    logits_BSV = model(input_ids=ids_BS, use_cache=False, logits_to_keep=positions).logits.float()
+    logprobs_BSV = (logits_BSV / temperature).log_softmax(-1)
+    logprobs_BS = logprobs_BSV.gather(-1, ids_BS[:, first + 1 :, None]).squeeze(-1)
+    with torch.no_grad():
+        entropy_BS = -(logprobs_BSV.exp() * logprobs_BSV).sum(-1)
+    return logprobs_BS, entropy_BS
+
+
+def save_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    dtype: str,
+    probe: Sequence[Sequence[int]],
+) -> None:
+    """Writes a plain Hugging Face model folder in `dtype`, with the model's own log-probs of the probe sequences."""
+    weights = {name: weight.to(getattr(torch, dtype)) for name, weight in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n")
+    sequences = [list(sequence[:MAX_PROBE_TOKENS]) for sequence in probe]
+    record = {"sequences": sequences, "logprobs": score(model, sequences, temperature=1.0)}
+    (folder / PROBE).write_text(json.dumps(record) + "\n")
+
+
+@torch.no_grad()
+def score(model: PreTrainedModel, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+    """For each sequence, the log-probs of its tokens after the first."""
+    device = next(model.parameters()).device
+    return [
+        next_token_logprobs(model, torch.tensor([sequence], device=device), temperature)[0][0].tolist()
+        for sequence in sequences
+    ]
+
+
+def probe_gap(policy: Path, scores: Sequence[Sequence[float]]) -> float:
+    """Mean absolute gap in nats a token between an engine's scores of the policy's probe and the trainer's."""
+    expected = json.loads((policy / PROBE).read_text())["logprobs"]
+    gaps = [abs(a - b) for have, want in zip(scores, expected, strict=True) for a, b in zip(have, want, strict=True)]
+    return float(sum(gaps) / max(1, len(gaps)))
+
+
+def check_probe(policy: Path, scores: Sequence[Sequence[float]], tolerance: float) -> float:
+    """The probe's gap. Raises EngineError where it passes the tolerance: the engine holds other weights."""
+    gap = probe_gap(policy, scores)
+    if not gap <= tolerance:
+        raise EngineError(
+            f"{policy}: the engine's log-probs differ from the trainer's by {gap:.4f} nats a token on the policy's "
+            f"probe, more than engine.probe_tolerance = {tolerance}. The engine holds other weights, or computes too "
+            f"coarsely: try engine.dtype = 'float32', or raise the tolerance if you accept the mismatch."
+        )
+    return gap
+
+
+def probe_sequences(policy: Path) -> list[list[int]]:
+    sequences: Any = json.loads((policy / PROBE).read_text())["sequences"]
+    return list(sequences)

@@ -1,0 +1,95 @@
+"""What a finished run shows: `summary.json`, a table and a picture of pass@k before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from oapl.evaluation import Interval, Scores, differences
+from oapl.store.files import write_bytes
+
+
+def summarize(scores: Scores) -> dict[str, Any]:
+    """One policy's part of summary.json."""
+    return {
+        "policy_version": scores.policy_version,
+        "num_prompts": len(scores.num_correct),
+        "num_generations": scores.num_generations,
+        "num_failed": scores.num_failed,
+        "completion_length": scores.mean_length,
+        "truncated_share": scores.truncated_share,
+        "pass_at_k": {str(k): list(interval) for k, interval in scores.pass_at_k().items()},
+    }
+
+
+def summarize_run(base: Scores, final: Scores) -> dict[str, Any]:
+    """`base`, `final` and their paired `difference`, each interval as [mean, low, high]."""
+    return {
+        "base": summarize(base),
+        "final": summarize(final),
+        "difference": {str(k): list(interval) for k, interval in differences(base, final).items()},
+    }
+
+
+def scores_table(title: str, columns: Mapping[str, Mapping[str, Interval]]) -> Table:
+    """One row a k, one column a set of intervals."""
+    table = Table(
+        box=SIMPLE, title=title, title_justify="left", caption="95 % intervals over problems", caption_justify="left"
+    )
+    table.add_column("pass@k", justify="right")
+    for name in columns:
+        table.add_column(name, justify="right")
+    first = next(iter(columns.values()))
+    for k in first:
+        table.add_row(
+            k, *(format_interval(intervals[k], signed=name == "difference") for name, intervals in columns.items())
+        )
+    return table
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    return scores_table(
+        f"Held-out problems: {summary['final']['num_prompts']}, {summary['final']['num_generations']} samples each",
+        {
+            "before": summary["base"]["pass_at_k"],
+            "after": summary["final"]["pass_at_k"],
+            "difference": summary["difference"],
+        },
+    )
+
+
+def format_interval(interval: Interval, *, signed: bool) -> str:
+    mean, low, high = interval
+    form = "+.3f" if signed else ".3f"
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def plot_pass_at_k(summary: Mapping[str, Any], path: Path) -> None:
+    """Writes a PNG of pass@k against k, before and after, with the intervals as bands."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for name, label, color in (("base", "before", "#8a8a8a"), ("final", "after", "#1f6feb")):
+        curve = summary[name]["pass_at_k"]
+        ks = [int(k) for k in curve]
+        means, lows, highs = zip(*curve.values(), strict=True)
+        axes.plot(ks, means, marker="o", markersize=4, color=color, label=label)
+        axes.fill_between(ks, lows, highs, color=color, alpha=0.2, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("k (samples per problem)")
+    axes.set_ylabel("pass@k")
+    axes.set_title(f"Held-out problems before and after {summary['num_steps']} steps", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", metadata={"Software": None})
+    write_bytes(path, image.getvalue())

@@ -1,0 +1,108 @@
+"""What each process of a run does, written once for all launch kinds: train, sample, evaluate.
+
+A role takes a recipe and a run folder, tells what happens through `Events`, and stops when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from oapl.config import Recipe
+from oapl.model import resolve
+from oapl.plan import plan_evaluation, plan_round
+from oapl.sampler import Sampler, run_sampler
+from oapl.store import RoundFolder, RunFolder
+from oapl.trainer import run_trainer, wait_until
+from oapl.types import PolicyRef
+
+
+@dataclass(frozen=True)
+class Events:
+    """What a role is told and tells."""
+
+    should_stop: Callable[[], bool]
+    on_step: Callable[[Mapping[str, Any]], None]
+    """Called with each optimizer step's record of metrics.jsonl."""
+    on_shard: Callable[[Mapping[str, Any]], None]
+    """Called when a shard has been sampled, graded and stored."""
+
+
+def use_threads(count: int) -> None:
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(count)
+
+
+def train(recipe: Recipe, run: RunFolder, events: Events) -> None:
+    use_threads(recipe.trainer.num_threads)
+    with run.lock("trainer"):
+        run_trainer(recipe, run, events.should_stop, events.on_step)
+
+
+def sample(recipe: Recipe, run: RunFolder, events: Events, *, follow: bool) -> int | None:
+    """See `run_sampler` for what is returned."""
+    use_threads(recipe.engine.num_threads)
+    sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
+    try:
+        with run.lock("sampler"):
+            return run_sampler(sampler, run, follow=follow)
+    finally:
+        sampler.close()
+
+
+def evaluate(
+    recipe: Recipe,
+    run: RunFolder,
+    events: Events,
+    *,
+    folder: RoundFolder,
+    version: int,
+    worker: int = 0,
+    num_workers: int = 1,
+) -> None:
+    """Samples this worker's part of an evaluation of the run's policy `version`, as soon as there is one."""
+    if folder.is_sealed():
+        return
+    wait_until(lambda: run.policy(version) is not None, events.should_stop)
+    if (policy := run.policy(version)) is not None:
+        sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
+        fill_evaluation(sampler, policy, folder, worker, num_workers)
+
+
+def evaluate_model(recipe: Recipe, name_or_path: str, events: Events, folder: RoundFolder) -> None:
+    """Samples an evaluation of a model that is no run's policy. The model's name stands for its digest."""
+    path = Path(resolve(name_or_path))
+    sampler = Sampler(recipe, lambda _: path, events.should_stop, events.on_shard)
+    fill_evaluation(sampler, PolicyRef(0, 0, name_or_path), folder, worker=0, num_workers=1)
+
+
+def fill_evaluation(sampler: Sampler, policy: PolicyRef, folder: RoundFolder, worker: int, num_workers: int) -> None:
+    use_threads(sampler.recipe.engine.num_threads)
+    try:
+        round = plan_evaluation(sampler.recipe, sampler.task, policy)
+        sampler.fill(folder, round, worker=worker, num_workers=num_workers)
+    finally:
+        sampler.close()
+
+
+def train_inline(recipe: Recipe, run: RunFolder, events: Events) -> None:
+    """Trainer and sampler in one process, in turn: each round is sampled whole, then trained."""
+    use_threads(recipe.trainer.num_threads)
+    sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
+
+    def fill_round(index: int) -> None:
+        if not run.round(index).is_sealed():
+            policy = run.policy(recipe.policy_of_round(index))
+            assert policy is not None
+            sampler.fill(run.round(index), plan_round(recipe, sampler.task, policy, index))
+
+    try:
+        with run.lock("trainer"), run.lock("sampler"):
+            run_trainer(recipe, run, events.should_stop, events.on_step, fill_round)
+    finally:
+        sampler.close()

@@ -1,0 +1,193 @@
+"""The sampler: fills rounds with groups from one frozen policy. It reads policies and writes rounds, nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from oapl.config import Recipe
+from oapl.engines.base import Engine
+from oapl.engines.embedded import EmbeddedEngine
+from oapl.errors import GradingError, StoreError, TaskError
+from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_sequences
+from oapl.plan import derive_seed, plan_round
+from oapl.store import RoundFolder, RunFolder
+from oapl.store.files import move_aside
+from oapl.tasks import Task, make_task
+from oapl.types import Completion, FailedGroup, Group, PolicyRef, Prompt, Request, Round, SamplingParams, Shard, Split
+
+ShardEvent = Mapping[str, Any]
+
+
+class Sampler:
+    """An engine, a task and what it takes to make groups with them."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        locate: Callable[[PolicyRef], Path],
+        should_stop: Callable[[], bool] = lambda: False,
+        on_shard: Callable[[ShardEvent], None] = lambda _: None,
+    ) -> None:
+        self.recipe, self.should_stop = recipe, should_stop
+        self._locate, self._on_shard = locate, on_shard
+        self.task: Task = make_task(recipe.task)
+        self.engine: Engine = EmbeddedEngine(recipe.engine)
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._loaded: PolicyRef | None = None
+        self._mismatch = 0.0
+
+    def hold(self, policy: PolicyRef) -> None:
+        """Makes sure that the engine holds this policy: files verified, loaded, and its probe scored."""
+        if policy == self._loaded:
+            return
+        self.task.start()
+        path = self._locate(policy)
+        self.engine.load(path)
+        self._tokenizer = load_tokenizer(str(path))
+        if self._loaded is None:
+            check_prompts(self.recipe, self.task, self._tokenizer, self.engine.context_length)
+        if (path / PROBE).exists():
+            scores = self.engine.score(probe_sequences(path), temperature=1.0)
+            self._mismatch = check_probe(path, scores, self.recipe.probe_tolerance)
+        self._loaded = policy
+
+    def fill(self, folder: RoundFolder, round: Round, *, worker: int = 0, num_workers: int = 1) -> None:
+        """Samples, grades and stores the round's missing shards in order, and seals the round once all are in.
+
+        Opens the round if need be; a stored one of another policy is moved aside first. Of several workers, each
+        takes every `num_workers`-th shard. Ends early, with nothing stored lost, when told to stop. Raises
+        StoreError where the folder holds a round that was planned with other settings.
+        """
+        if folder.is_open() and folder.load().policy != round.policy:
+            move_aside(folder.path)
+        if not folder.is_open():
+            folder.open(round)
+        elif folder.load() != round:
+            raise StoreError(
+                f"{folder.path} holds a round of the same policy that was planned with other settings than asked for "
+                f"now. Use the same settings, or another run_dir or output_dir."
+            )
+        missing = [n for n in range(worker, round.num_shards, num_workers) if not folder.has_shard(n)]
+        if missing:
+            self.hold(round.policy)
+        for number in missing:
+            if self.should_stop():
+                return
+            shard = self.make_shard(round, number)
+            folder.write_shard(round, number, shard)
+            self._on_shard(
+                {
+                    "round": round.index,
+                    "shard": number,
+                    "num_shards": round.num_shards,
+                    "num_completions": shard.num_completions,
+                    "num_tokens": shard.num_tokens,
+                    "sampling_s": shard.sampling_s,
+                    "num_failed_groups": len(shard.failed),
+                }
+            )
+        if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
+            folder.seal(round)
+
+    def make_shard(self, round: Round, number: int) -> Shard:
+        """The groups of one shard. Raises TaskError where not one of them could be made."""
+        start = time.monotonic()
+        positions = round.positions(number)
+        prompts = [self.task.prompt(*split_and_index(round.prompt_ids[position])) for position in positions]
+        requests = [self._request(round, position, prompt) for position, prompt in zip(positions, prompts, strict=True)]
+        answers = self.engine.generate(requests, round.sampling)
+        grading = time.monotonic()
+        groups, failed = [], []
+        for position, prompt, request, completions in zip(positions, prompts, requests, answers, strict=True):
+            try:
+                groups.append(self._grade(position, prompt, request, completions))
+            except GradingError as error:
+                failed.append(FailedGroup(position, prompt.id, str(error)))
+        if not groups:
+            raise TaskError(
+                f"no completion of round {round.index} could be graded: all {len(failed)} groups of shard {number} "
+                f"failed, the first ({failed[0].prompt_id}) because {failed[0].cause}"
+            )
+        end = time.monotonic()
+        return Shard(tuple(groups), tuple(failed), end - start, end - grading, self._mismatch)
+
+    def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
+        assert self._tokenizer is not None
+        prompt_ids = encode_prompt(self._tokenizer, prompt.text)
+        check_length(prompt, len(prompt_ids), round.sampling, self.engine.context_length)
+        return Request(np.array(prompt_ids, np.int32), derive_seed(round.seed, position))
+
+    def _grade(self, position: int, prompt: Prompt, request: Request, completions: Sequence[Completion]) -> Group:
+        assert self._tokenizer is not None
+        texts = tuple(self._tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions)
+        rewards = np.array(self.task.rewards(prompt, texts), np.float32)
+        return Group(
+            position=position,
+            prompt_id=prompt.id,
+            prompt=self._tokenizer.decode(request.prompt_ids),
+            prompt_ids=request.prompt_ids,
+            completions=tuple(completions),
+            texts=texts,
+            rewards=rewards,
+        )
+
+    def close(self) -> None:
+        self.task.close()
+
+
+def check_length(prompt: Prompt, num_tokens: int, sampling: SamplingParams, context: int) -> None:
+    """Raises TaskError where a prompt is empty or leaves no room for its longest completion."""
+    if num_tokens == 0:
+        raise TaskError(f"prompt {prompt.id} has no tokens: {prompt.text!r}. Remove it from the dataset.")
+    if num_tokens + sampling.max_completion_length > context:
+        raise TaskError(
+            f"prompt {prompt.id} has {num_tokens} tokens, which with max_completion_length = "
+            f"{sampling.max_completion_length} passes the model's context of {context}. "
+            f"Remove the prompt or lower sampling.max_completion_length."
+        )
+
+
+def split_and_index(prompt_id: str) -> tuple[Split, int]:
+    split, _, index = prompt_id.partition("/")
+    assert split in ("train", "evaluation"), prompt_id
+    return split, int(index)  # type: ignore[return-value]
+
+
+def check_prompts(
+    recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 512
+) -> None:
+    """Fails early on prompts that could not be sampled: every one of a dataset, some of an endless task."""
+    sampling = SamplingParams(
+        recipe.sampling.temperature, recipe.sampling.max_completion_length, recipe.sampling.num_generations
+    )
+    splits: tuple[Split, ...] = ("train", "evaluation")
+    for split in splits:
+        count = task.num_prompts(split)
+        for index in range(num_checked if count is None else count):
+            prompt = task.prompt(split, index)
+            check_length(prompt, len(encode_prompt(tokenizer, prompt.text)), sampling, context)
+
+
+def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None:
+    """Fills every round of the run whose policy is there, and with `follow` waits for those to come.
+
+    Returns the index of the first round that still lacks its policy, or None where all are filled.
+    """
+    for index in range(sampler.recipe.trainer.num_rounds):
+        if run.round(index).is_sealed():
+            continue
+        version = sampler.recipe.policy_of_round(index)
+        while (policy := run.policy(version)) is None:
+            if not follow or sampler.should_stop():
+                return index
+            time.sleep(0.05)
+        sampler.fill(run.round(index), plan_round(sampler.recipe, sampler.task, policy, index))
+        if sampler.should_stop():
+            return index
+    return None

@@ -1,0 +1,174 @@
+"""Writing so that a crash at any moment leaves the old bytes or the new ones, never part of either."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from oapl.errors import StoreError
+
+SEAL = "sealed.json"
+"""Written last into whatever it seals, so its existence means complete."""
+
+REMEDIES = {
+    errno.ENOSPC: "The disk is full. Free some space and run the same command again",
+    errno.EDQUOT: "The disk quota is used up. Free some space and run the same command again",
+    errno.EFBIG: "The file would pass the size limit of this process or file system. Raise it and run again",
+    errno.EROFS: "The file system is read-only. Make it writable or choose another run_dir",
+    errno.EACCES: "This user may not write there. Change the permissions or choose another run_dir",
+    errno.EPERM: "This user may not write there. Change the permissions or choose another run_dir",
+}
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Turns what the operating system refuses into a StoreError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0, "Check the run folder and run the same command again")
+        raise StoreError(
+            f"cannot write {path}: {error.strerror or error}. {remedy}: what was sealed so far is kept."
+        ) from error
+
+
+def digest_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync(path: Path) -> None:
+    """Forces a file, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Raises StoreError where the bytes cannot be written; the old ones then still stand."""
+    partial = path.with_name(f".{path.name}.partial")
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        fsync(path.parent)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises StoreError where the file is not the JSON object that was stored."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} should hold a JSON object, found {type(value).__name__}")
+    return value
+
+
+def write_sealed_folder(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a folder, then shows it under its name, whole, with `facts` and its digests in its seal."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    with storing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir()
+        write(partial)
+        files = sorted(path for path in partial.iterdir() if path.is_file())
+        for path in files:
+            fsync(path)
+        write_json(partial / SEAL, {**facts, "files": {path.name: digest_file(path) for path in files}})
+        os.rename(partial, folder)
+        fsync(folder.parent)
+
+
+def verify_sealed_folder(folder: Path) -> dict[str, Any]:
+    """The folder's seal. Raises StoreError that names the first file that is missing or altered."""
+    seal = read_json(folder / SEAL)
+    for name, digest in seal["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise StoreError(f"{path} is missing, though {folder / SEAL} lists it")
+        if (found := digest_file(path)) != digest:
+            raise StoreError(
+                f"{path} does not match its seal: SHA-256 {found[:12]}…, sealed as {digest[:12]}…. The file was altered"
+            )
+    return seal
+
+
+def numbered_folders(parent: Path) -> list[int]:
+    """The numbers of the six-digit folders in `parent`, rising; anything else there is ignored."""
+    if not parent.is_dir():
+        return []
+    return sorted(int(path.name) for path in parent.iterdir() if re.fullmatch(r"\d{6}", path.name))
+
+
+def move_aside(path: Path) -> Path:
+    """Renames what can no longer be used, so that nothing is lost and nothing reads it; returns its new name."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
+        number += 1
+    with storing(path):
+        os.rename(path, aside)
+        fsync(path.parent)
+    return aside
+
+
+class Lock:
+    """One holder of a role on a run folder at a time; the system lets go when the holder dies."""
+
+    def __init__(self, path: Path, role: str, patience_s: float = 5.0) -> None:
+        self.path, self.role, self.patience_s = path, role, patience_s
+
+    def __enter__(self) -> Lock:
+        with storing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "a+")
+        give_up = time.monotonic() + self.patience_s
+        while not self._try():
+            if time.monotonic() > give_up:
+                self._file.seek(0)
+                holder = self._file.read().strip() or "unknown"
+                self._file.close()
+                raise StoreError(
+                    f"{self.path.parent} already has a {self.role} at work (process {holder}). "
+                    f"Wait for it to end, stop it, or choose another run_dir."
+                )
+            time.sleep(0.05)
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+        return self
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

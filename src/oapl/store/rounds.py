@@ -1,0 +1,214 @@
+"""A round on disk: `round.json`, one Parquet file and one seal a shard, and `sealed.json` once all shards are in.
+
+An evaluation is stored the same way: a round whose prompts are held out and that nothing trains on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from oapl.errors import StoreError
+from oapl.store.files import SEAL, digest_bytes, move_aside, read_json, write_bytes, write_json
+from oapl.types import Completion, FailedGroup, Group, PolicyRef, Round, SamplingParams, Shard
+
+SCHEMA = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("position", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("index", pa.int32()),
+        ("prompt", pa.string()),
+        ("completion", pa.string()),
+        ("reward", pa.float32()),
+        ("finish_reason", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("token_ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("policy_version", pa.int32()),
+        ("policy_digest", pa.string()),
+        ("temperature", pa.float32()),
+        ("max_completion_length", pa.int32()),
+        ("seed", pa.int64()),
+        ("verifier", pa.string()),
+    ]
+)
+"""One row a completion; docs/store.md explains the columns."""
+
+
+class RoundFolder:
+    """The files of one round. Only a sampler writes here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, round: Round) -> None:
+        write_json(self.path / "round.json", asdict(round))
+
+    def is_open(self) -> bool:
+        return (self.path / "round.json").exists()
+
+    def load(self) -> Round:
+        value = read_json(self.path / "round.json")
+        try:
+            return Round(
+                **{
+                    **value,
+                    "policy": PolicyRef(**value["policy"]),
+                    "sampling": SamplingParams(**value["sampling"]),
+                    "prompt_ids": tuple(value["prompt_ids"]),
+                }
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.path / 'round.json'} does not describe a round: {error!r}") from error
+
+    def parquet_path(self, shard: int) -> Path:
+        return self.path / f"groups-{shard:05d}.parquet"
+
+    def seal_path(self, shard: int) -> Path:
+        return self.path / f"groups-{shard:05d}.json"
+
+    def has_shard(self, shard: int) -> bool:
+        return self.seal_path(shard).exists()
+
+    def write_shard(self, round: Round, number: int, shard: Shard) -> None:
+        """Stores the groups, then the seal that makes them count."""
+        sink = pa.BufferOutputStream()
+        pq.write_table(shard_table(round, shard), sink, compression="zstd")
+        data = sink.getvalue().to_pybytes()
+        write_bytes(self.parquet_path(number), data)
+        write_json(
+            self.seal_path(number),
+            {
+                "digest": digest_bytes(data),
+                "num_groups": len(shard.groups),
+                "num_completions": shard.num_completions,
+                "num_tokens": shard.num_tokens,
+                "sampling_s": shard.sampling_s,
+                "grading_s": shard.grading_s,
+                "mismatch": shard.mismatch,
+                "failed": [asdict(failed) for failed in shard.failed],
+            },
+        )
+
+    def shard_seal(self, number: int) -> dict[str, Any]:
+        """What is known of a stored shard without reading its completions."""
+        return read_json(self.seal_path(number))
+
+    def read_shard(self, number: int) -> Shard:
+        """Raises StoreError where the shard is missing or does not match its seal."""
+        seal = self.shard_seal(number)
+        path = self.parquet_path(number)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        if (found := digest_bytes(data)) != seal["digest"]:
+            raise StoreError(
+                f"{path} does not match its seal: SHA-256 {found[:12]}…, sealed as {seal['digest'][:12]}…. "
+                f"The file was altered or cut short"
+            )
+        groups = tuple(table_groups(pq.read_table(pa.BufferReader(data))))
+        failed = tuple(FailedGroup(**failure) for failure in seal["failed"])
+        return Shard(groups, failed, seal["sampling_s"], seal["grading_s"], seal["mismatch"])
+
+    def set_damaged_shard_aside(self, number: int) -> str | None:
+        """Moves a stored shard that does not match its seal out of the way; returns why, or None if it is good."""
+        if not self.has_shard(number):
+            return None
+        try:
+            self.read_shard(number)
+        except StoreError as error:
+            for path in (self.seal_path(number), self.parquet_path(number)):
+                if path.exists():
+                    move_aside(path)
+            if self.is_sealed():
+                move_aside(self.path / SEAL)
+            return str(error)
+        return None
+
+    def seal(self, round: Round) -> None:
+        """Declares the round complete. Every shard must be in."""
+        seals = [self.shard_seal(number) for number in range(round.num_shards)]
+        write_json(
+            self.path / SEAL,
+            {
+                "num_groups": sum(seal["num_groups"] for seal in seals),
+                "num_failed": sum(len(seal["failed"]) for seal in seals),
+                "num_completions": sum(seal["num_completions"] for seal in seals),
+                "num_tokens": sum(seal["num_tokens"] for seal in seals),
+                "digests": [seal["digest"] for seal in seals],
+            },
+        )
+
+    def is_sealed(self) -> bool:
+        return (self.path / SEAL).exists()
+
+
+def shard_table(round: Round, shard: Shard) -> pa.Table:
+    rows = [
+        {
+            "round": round.index,
+            "position": group.position,
+            "prompt_id": group.prompt_id,
+            "index": index,
+            "prompt": group.prompt,
+            "completion": text,
+            "reward": reward,
+            "finish_reason": completion.finish_reason,
+            "prompt_ids": group.prompt_ids,
+            "token_ids": completion.token_ids,
+            "logprobs": completion.logprobs,
+            "policy_version": round.policy.version,
+            "policy_digest": round.policy.digest,
+            "temperature": round.sampling.temperature,
+            "max_completion_length": round.sampling.max_completion_length,
+            "seed": round.seed,
+            "verifier": round.verifier,
+        }
+        for group in shard.groups
+        for index, (completion, text, reward) in enumerate(
+            zip(group.completions, group.texts, group.rewards.tolist(), strict=True)
+        )
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def table_groups(table: pa.Table) -> Iterator[Group]:
+    """The groups of a table whose rows are as `shard_table` made them: a prompt's completions in order."""
+    columns = {name: table.column(name).to_pylist() for name in SCHEMA.names if name not in ("token_ids", "logprobs")}
+    token_ids = list_column(table, "token_ids")
+    logprobs = list_column(table, "logprobs")
+    start = 0
+    for end in range(1, table.num_rows + 1):
+        if end < table.num_rows and columns["position"][end] == columns["position"][start]:
+            continue
+        yield Group(
+            position=columns["position"][start],
+            prompt_id=columns["prompt_id"][start],
+            prompt=columns["prompt"][start],
+            prompt_ids=np.array(columns["prompt_ids"][start], np.int32),
+            completions=tuple(
+                Completion(token_ids[row], logprobs[row], columns["finish_reason"][row]) for row in range(start, end)
+            ),
+            texts=tuple(columns["completion"][start:end]),
+            rewards=np.array(columns["reward"][start:end], np.float32),
+        )
+        start = end
+
+
+def list_column(table: pa.Table, name: str) -> list[np.ndarray]:
+    """A list column as one numpy array a row."""
+    column = table.column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    offsets = column.offsets.to_numpy()
+    values = column.values.to_numpy()
+    return [values[start:end] for start, end in pairwise(offsets)]

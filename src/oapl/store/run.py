@@ -1,0 +1,215 @@
+"""The run folder: what each part of it is called, and how a resumed run is put in order.
+
+config.toml  environment.json  metrics.jsonl  summary.json  pass_at_k.png
+policies/000003/      a plain Hugging Face model folder, its probe and `sealed.json`
+rounds/000003/        the groups that policy sampled (see `oapl.store.rounds`)
+checkpoints/000150/   the trainer's exact state after 150 steps
+evaluations/base/     held-out rounds
+logs/                 what each process printed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from oapl.errors import StoreError
+from oapl.store.files import (
+    SEAL,
+    Lock,
+    digest_bytes,
+    move_aside,
+    numbered_folders,
+    read_json,
+    storing,
+    verify_sealed_folder,
+    write_sealed_folder,
+)
+from oapl.store.rounds import RoundFolder
+from oapl.types import PolicyRef
+
+
+class RunFolder:
+    """Paths and sealed contents of one run. Creating the object touches nothing."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    def lock(self, role: str) -> Lock:
+        """Held for as long as this process plays `role` on the run. Raises StoreError where another one does."""
+        return Lock(self.path / f".{role}.lock", role)
+
+    # Policies
+
+    def policy_path(self, version: int) -> Path:
+        return self.path / "policies" / f"{version:06d}"
+
+    def policy_versions(self) -> list[int]:
+        return [v for v in numbered_folders(self.path / "policies") if (self.policy_path(v) / SEAL).exists()]
+
+    def policy(self, version: int) -> PolicyRef | None:
+        """The sealed policy, or None while there is none."""
+        path = self.policy_path(version)
+        if not (path / SEAL).exists():
+            return None
+        seal = read_json(path / SEAL)
+        return PolicyRef(version, seal["step"], weights_digest(seal["files"]))
+
+    def verified_policy_path(self, policy: PolicyRef) -> Path:
+        """Where the policy lies, once every file matched its seal. Raises StoreError where one does not."""
+        path = self.policy_path(policy.version)
+        seal = verify_sealed_folder(path)
+        if (found := weights_digest(seal["files"])) != policy.digest:
+            raise StoreError(
+                f"{path} holds weights {found[:12]}…, but round.json asks for {policy.digest[:12]}… of that version. "
+                f"Run the same command again: the round that does not match is moved aside."
+            )
+        return path
+
+    def publish_policy(self, version: int, step: int, write: Callable[[Path], None]) -> PolicyRef:
+        """Seals a policy, or finds it sealed already."""
+        if self.policy(version) is None:
+            write_sealed_folder(self.policy_path(version), {"step": step}, write)
+        policy = self.policy(version)
+        assert policy is not None
+        return policy
+
+    # Rounds
+
+    def round(self, index: int) -> RoundFolder:
+        return RoundFolder(self.path / "rounds" / f"{index:06d}")
+
+    def round_indices(self) -> list[int]:
+        return [index for index in numbered_folders(self.path / "rounds") if self.round(index).is_open()]
+
+    def evaluation(self, name: str) -> RoundFolder:
+        return RoundFolder(self.path / "evaluations" / name)
+
+    # Checkpoints
+
+    def checkpoint_path(self, step: int) -> Path:
+        return self.path / "checkpoints" / f"{step:06d}"
+
+    def checkpoint_steps(self) -> list[int]:
+        return [s for s in numbered_folders(self.path / "checkpoints") if (self.checkpoint_path(s) / SEAL).exists()]
+
+    def write_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
+        if not (self.checkpoint_path(step) / SEAL).exists():
+            write_sealed_folder(self.checkpoint_path(step), {"step": step}, write)
+
+    def remove_checkpoint(self, step: int) -> None:
+        """Takes a checkpoint away: its name first, so that a crash leaves no half of one."""
+        path = self.checkpoint_path(step)
+        leftover = path.with_name(f".{path.name}.removed")
+        with storing(path):
+            path.rename(leftover)
+            shutil.rmtree(leftover)
+
+    # Metrics
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Adds one line. A line that a crash cut short is ended first, and readers skip it."""
+        with storing(self.metrics_path), open(self.metrics_path, "ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(json.dumps(record).encode() + b"\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record a step, in order; of a step done again after a restart, the last record."""
+        if not self.metrics_path.exists():
+            return []
+        records = {}
+        for line in self.metrics_path.read_bytes().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            records[record["step"]] = record
+        return [records[step] for step in sorted(records)]
+
+
+def weights_digest(files: Mapping[str, str]) -> str:
+    """The digest of the weight file; of several, the digest of their names and digests."""
+    weights = {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
+    if len(weights) == 1:
+        return next(iter(weights.values()))
+    return digest_bytes("".join(f"{name}:{digest}\n" for name, digest in sorted(weights.items())).encode())
+
+
+def put_in_order(run: RunFolder, steps_per_round: int, policy_of_round: Callable[[int], int]) -> list[str]:
+    """Moves aside whatever a resumed run could trip over, so that it is made again; returns what was done and why.
+
+    Checkpoints are checked newest first until one is good. From its round on, every shard is checked, and
+    the policy of every round that still lacks shards. A damaged policy is made again from the checkpoint of
+    its step (policy 0: from the model itself). Raises StoreError where there is none.
+    """
+    notes: list[str] = []
+
+    def set_aside(path: Path, reason: object) -> None:
+        notes.append(f"{reason}. Moved to {move_aside(path).name}.")
+
+    step = 0
+    for candidate in reversed(run.checkpoint_steps()):
+        try:
+            verify_sealed_folder(run.checkpoint_path(candidate))
+        except StoreError as error:
+            set_aside(run.checkpoint_path(candidate), error)
+            continue
+        step = candidate
+        break
+
+    for version in (v for v in run.policy_versions() if v * steps_per_round > step):
+        reason = f"Step {version * steps_per_round} is trained again, so policy {version} of the first time is not used"
+        for index in (index for index in run.round_indices() if policy_of_round(index) == version):
+            set_aside(run.round(index).path, reason)
+        set_aside(run.policy_path(version), reason)
+
+    first = step // steps_per_round
+    incomplete = {first}
+    for index in (index for index in run.round_indices() if index >= first):
+        round = run.round(index).load()
+        for shard in range(round.num_shards):
+            if (damage := run.round(index).set_damaged_shard_aside(shard)) is not None:
+                notes.append(f"{damage}. Moved aside; it is sampled again.")
+        if not all(run.round(index).has_shard(shard) for shard in range(round.num_shards)):
+            incomplete.add(index)
+
+    for version in sorted({policy_of_round(index) for index in incomplete}):
+        maker = version * steps_per_round
+        if maker > step:
+            continue  # training has yet to reach it
+        policy, path = run.policy(version), run.policy_path(version)
+        try:
+            if policy is None:
+                raise StoreError(f"{path} is missing")
+            run.verified_policy_path(policy)
+        except StoreError as error:
+            if path.exists():
+                set_aside(path, error)
+            if version > 0 and maker not in run.checkpoint_steps():
+                raise StoreError(
+                    f"{error}, and there is no checkpoint of step {maker} to make it from again. "
+                    f"Restore {path} from a copy, or start a new run_dir."
+                ) from error
+            if version > 0:
+                for later in (s for s in run.checkpoint_steps() if s > maker):
+                    set_aside(run.checkpoint_path(later), f"policy {version} is made again from step {maker}")
+    return notes

@@ -1,0 +1,83 @@
+"""Any dataset of the reasoning-gym package: endless generated problems with their own scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from oapl.errors import TaskError
+from oapl.tasks.dataset import checked_rewards
+from oapl.tasks.worker import FunctionWorker
+from oapl.types import Prompt, Split
+
+SEEDS: dict[Split, int] = {"train": 0, "evaluation": 1_000_003}
+"""reasoning-gym draws problem i from seed + i, so the two splits share none of the first million."""
+
+
+class ReasoningGymTask:
+    """Prompts are the problems' questions; a completion is scored as it stands, by the dataset itself."""
+
+    def __init__(self, dataset: str, args: Mapping[str, Any], timeout_s: float) -> None:
+        self._dataset, self._args = dataset, dict(args)
+        self.verifier = f"reasoning_gym:{dataset}/{version()}"
+        self._sources = {split: make_dataset(dataset, self._args, seed) for split, seed in SEEDS.items()}
+        self._worker = FunctionWorker("oapl.tasks.gym:score_all", timeout_s)
+
+    def num_prompts(self, split: Split) -> None:
+        return None
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        return Prompt(f"{split}/{index}", self._sources[split][index]["question"])
+
+    def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
+        split, _, index = prompt.id.partition("/")
+        values = self._worker.call(
+            dataset=self._dataset,
+            args=self._args,
+            seed=SEEDS[split],  # type: ignore[index]
+            index=int(index),
+            completions=list(completions),
+        )
+        return checked_rewards(values, len(completions), self.verifier)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def score_all(dataset: str, args: Mapping[str, Any], seed: int, index: int, completions: Sequence[str]) -> list[float]:
+    """The worker's side: the dataset's own score, between 0 and 1, of each completion."""
+    source = cached_dataset(dataset, tuple(sorted(args.items())), seed)
+    entry = source[index]
+    return [float(source.score_answer(answer=completion.strip(), entry=entry)) for completion in completions]
+
+
+@lru_cache(maxsize=4)
+def cached_dataset(dataset: str, args: tuple[tuple[str, Any], ...], seed: int) -> Any:
+    return make_dataset(dataset, dict(args), seed)
+
+
+def version() -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("reasoning-gym")
+    except PackageNotFoundError as error:
+        raise TaskError(
+            "task.name = 'reasoning_gym:…' needs the reasoning-gym package: pip install 'oapl[reasoning-gym]'."
+        ) from error
+
+
+def make_dataset(dataset: str, args: Mapping[str, Any], seed: int) -> Any:
+    import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(dataset, size=2**31, seed=seed, **args)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise TaskError(
+            f"task.name = 'reasoning_gym:{dataset}' with task.args = {dict(args)} cannot be made: {error}"
+        ) from error

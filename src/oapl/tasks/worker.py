@@ -1,0 +1,109 @@
+"""A function in a process of its own, with a hard kill: what grades may hang, crash or leak, and the run goes on."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from oapl.errors import GradingError, TaskError
+
+START_TIMEOUT_S = 120.0
+
+
+class FunctionWorker:
+    """Calls `module:function` in a worker process, started when first needed and again after a kill."""
+
+    def __init__(self, function: str, timeout_s: float) -> None:
+        self.function, self.timeout_s = function, timeout_s
+        self._process: Any = None
+        self._connection: Connection | None = None
+
+    def start(self) -> None:
+        """Raises TaskError where the function cannot be imported."""
+        if self._process is not None and self._process.is_alive():
+            return
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self.function, os.getcwd()), daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            status, value = self._receive(START_TIMEOUT_S)
+        except GradingError as error:
+            raise TaskError(f"reward function {self.function}: its import failed: {error}.") from error
+        if status == "error":
+            raise TaskError(f"reward function {self.function} cannot be imported: {value}")
+
+    def call(self, **arguments: Any) -> Any:
+        """The function's result. Raises GradingError where it raises, outlasts `timeout_s` or ends its process."""
+        self.start()
+        assert self._connection is not None
+        self._connection.send(arguments)
+        status, value = self._receive(self.timeout_s)
+        if status == "error":
+            raise GradingError(f"{self.function} raised {value}")
+        return value
+
+    def _receive(self, timeout_s: float) -> tuple[str, Any]:
+        assert self._connection is not None
+        if not self._connection.poll(timeout_s):
+            self.close()
+            raise GradingError(
+                f"{self.function} took longer than task.reward_timeout_s = {timeout_s:g} s and its process was killed"
+            )
+        try:
+            status, value = self._connection.recv()
+        except EOFError:
+            code = self._process.join() or self._process.exitcode
+            self.close()
+            raise GradingError(f"{self.function} ended its process (exit code {code})") from None
+        return status, value
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+
+def load_function(function: str) -> Callable[..., Any]:
+    module, _, name = function.partition(":")
+    value: Any = getattr(importlib.import_module(module), name)
+    return value  # type: ignore[no-any-return]
+
+
+def _serve(connection: Connection, function: str, folder: str) -> None:
+    """The worker: imports the function, then answers calls until the other side is gone."""
+    sys.path.insert(0, folder)
+    try:
+        call = load_function(function)
+    except BaseException as error:
+        connection.send(("error", _describe(error)))
+        return
+    connection.send(("ready", None))
+    while True:
+        try:
+            arguments: Mapping[str, Any] = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = ("value", call(**arguments))
+        except Exception as error:
+            answer = ("error", _describe(error))
+        try:
+            connection.send(answer)
+        except (TypeError, ValueError, AttributeError) as error:  # what cannot be pickled
+            connection.send(("error", f"a result that cannot be sent back: {_describe(error)}"))
+
+
+def _describe(error: BaseException) -> str:
+    """`ValueError: text (rewards.py, line 12)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

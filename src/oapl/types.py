@@ -1,0 +1,169 @@
+"""What crosses a boundary between parts: frozen, validated when made, free of torch.
+
+Shapes: P prompt tokens, T completion tokens, G completions of one prompt. Log-probs are natural logs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FinishReason = Literal["stop", "length"]
+Split = Literal["train", "evaluation"]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class PolicyRef:
+    """One sealed set of weights. `step` counts the optimizer steps that made it."""
+
+    version: int
+    step: int
+    digest: str
+    """SHA-256 of the weight file's bytes, as lowercase hex."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How completions are drawn: plain temperature sampling, the only form whose log-probs are exact."""
+
+    temperature: float
+    max_completion_length: int
+    num_generations: int
+
+    def __post_init__(self) -> None:
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature must be positive and finite, not {self.temperature}")
+        if self.max_completion_length < 1:
+            raise ValueError(f"max_completion_length must be at least 1, not {self.max_completion_length}")
+        if self.num_generations < 1:
+            raise ValueError(f"num_generations must be at least 1, not {self.num_generations}")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem. `text` is a plain string, or chat messages for the tokenizer's chat template."""
+
+    id: str
+    """`<split>/<index>`: names the problem within its task."""
+    text: str | Messages
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """What else the reward needs: the dataset's other columns."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt for an engine. Completion i draws from a random stream owned by `(seed, i)`."""
+
+    prompt_ids: NDArray[np.int32]
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """One sampled answer, as the engine made it. Its ids are what is trained on; text is never re-tokenized."""
+
+    token_ids: NDArray[np.int32]
+    """i32[T], the end-of-sequence token included when it was sampled."""
+    logprobs: NDArray[np.float32]
+    """f32[T], nats, of the distribution the token was really drawn from (temperature applied)."""
+    finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.token_ids) == len(self.logprobs):
+            raise ValueError(
+                f"a completion needs as many log-probs as tokens, and at least one: "
+                f"got {len(self.token_ids)} tokens and {len(self.logprobs)} log-probs"
+            )
+        if not np.isfinite(self.logprobs).all():
+            raise ValueError("a completion's log-probs must be finite")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The G completions of one prompt from one policy, whole or not at all.
+
+    Example: `Group(position=3, prompt_id="train/3", prompt="2+2=", prompt_ids=[5, 9], completions=(c0, …, c7),
+    texts=("4", …), rewards=[1, 0, …])`: `texts[i]` is what `completions[i]` reads and `rewards[i]` what it earned.
+    """
+
+    position: int
+    """The prompt's place in its round's list of prompts."""
+    prompt_id: str
+    prompt: str
+    """What the model was given, as text."""
+    prompt_ids: NDArray[np.int32]
+    """i32[P]"""
+    completions: tuple[Completion, ...]
+    texts: tuple[str, ...]
+    """The completions decoded, special tokens left out: what was graded, and what people read."""
+    rewards: NDArray[np.float32]
+    """f32[G]"""
+
+    def __post_init__(self) -> None:
+        if self.rewards.shape != (len(self.completions),):
+            raise ValueError(
+                f"group {self.prompt_id}: {len(self.completions)} completions and rewards of shape {self.rewards.shape}"
+            )
+        if not np.isfinite(self.rewards).all():
+            raise ValueError(f"group {self.prompt_id}: rewards must be finite, got {self.rewards.tolist()}")
+
+
+@dataclass(frozen=True)
+class FailedGroup:
+    """A prompt whose group could not be made whole, and why."""
+
+    position: int
+    prompt_id: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One frozen policy, a fixed list of prompts, and how their completions are drawn and graded."""
+
+    index: int
+    policy: PolicyRef
+    sampling: SamplingParams
+    seed: int
+    """Seeds every completion of the round, together with the prompt's position and the completion's index."""
+    prompt_ids: tuple[str, ...]
+    prompts_per_shard: int
+    """Shard s holds the groups of the next this many prompts after those of shard s - 1: one optimizer step."""
+    verifier: str
+    """Name and version of what gives the rewards."""
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.prompt_ids) // self.prompts_per_shard
+
+    def positions(self, shard: int) -> range:
+        """The positions of a shard's prompts in `prompt_ids`."""
+        return range(shard * self.prompts_per_shard, (shard + 1) * self.prompts_per_shard)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a sampler stores at once: the groups of one optimizer step, and what making them cost."""
+
+    groups: tuple[Group, ...]
+    failed: tuple[FailedGroup, ...]
+    sampling_s: float
+    """Seconds from the shard's first prompt to its last reward."""
+    grading_s: float
+    """The part of `sampling_s` spent on rewards."""
+    mismatch: float
+    """Mean |log-prob gap| per token, in nats, between this engine and the trainer on the policy's probe."""
+
+    @property
+    def num_completions(self) -> int:
+        return sum(len(group.completions) for group in self.groups)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(completion.token_ids) for group in self.groups for completion in group.completions)
