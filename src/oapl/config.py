@@ -212,11 +212,13 @@ MAY_CHANGE = {
 def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Reads a TOML recipe, with `overrides` (nested like the recipe) on top. Raises ConfigError."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"{path}: the recipe cannot be read ({error.strerror}). Give the path of a TOML file."
         ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML, which is UTF-8: {error}.") from error
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -260,8 +262,8 @@ def setting_names(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str
 
 
 def nearest_setting(name: str) -> str | None:
-    """The key most like a misspelt one: first by its whole name, then by its last part."""
-    names = setting_names()
+    """The key or section most like a misspelt one: first by its whole name, then by its last part."""
+    names = [*setting_names(), *Recipe.model_fields]
     if matches := difflib.get_close_matches(name, names, n=1, cutoff=0.75):
         return matches[0]
     last = {key.rpartition(".")[2]: key for key in reversed(names)}
@@ -296,7 +298,13 @@ def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) 
     """One line on one thing wrong with a recipe: where, what, the value, and what to do."""
     location: Sequence[Any] = problem["loc"]
     name = ".".join(str(part) for part in location)
-    where = f"--{name}" if _is_given(overrides, location) else f"{path}{_line_of(text, location)}: {name}"
+    message = problem["msg"].removeprefix("Value error, ")
+    # The checks of a whole section begin their message with the key at fault.
+    place = [*location, message.split()[0]] if problem["type"] == "value_error" else location
+    if _is_given(overrides, place):
+        where = f"--{'.'.join(str(part) for part in place)}"
+    else:
+        where = f"{path}{_line_of(text, place) or _line_of(text, location)}: {name}"
     if problem["type"] == "extra_forbidden":
         guess = nearest_setting(name)
         return f"{where} is not a setting" + (
@@ -304,7 +312,6 @@ def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) 
         )
     if problem["type"] == "missing":
         return f"{where} is missing: add it to the recipe."
-    message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return f"{where}: {message}."
     message = message[0].lower() + message[1:]
@@ -315,7 +322,9 @@ def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) 
 def _is_given(overrides: Mapping[str, Any], location: Sequence[Any]) -> bool:
     value: Any = overrides
     for part in location:
-        if not isinstance(value, Mapping) or part not in value:
+        if not isinstance(value, Mapping):
+            return True  # an item of a list that was given
+        if part not in value:
             return False
         value = value[part]
     return True
@@ -323,14 +332,14 @@ def _is_given(overrides: Mapping[str, Any], location: Sequence[Any]) -> bool:
 
 def _line_of(text: str, location: Sequence[Any]) -> str:
     """`:14` where the recipe sets the key on line 14, else nothing."""
-    section = ""
+    section, name = "", ".".join(part for part in location if isinstance(part, str))
     for number, line in enumerate(text.splitlines(), 1):
         if match := re.match(r"\s*\[([\w.]+)\]", line):
             section = match[1]
-            if [section] == [str(part) for part in location]:
+            if section == name:
                 return f":{number}"
         elif match := re.match(r"\s*([\w.]+)\s*=", line):
             dotted = f"{section}.{match[1]}" if section else match[1]
-            if dotted == ".".join(str(part) for part in location):
+            if dotted == name:
                 return f":{number}"
     return ""

@@ -13,6 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from oapl.errors import TaskError
 from oapl.store import RoundFolder
 from oapl.types import Shard
 
@@ -73,7 +74,8 @@ class Scores:
 
 
 def read_scores(folder: RoundFolder, success_threshold: float) -> Scores:
-    """The scores of a complete evaluation round. Raises StoreError where a shard is missing or damaged."""
+    """The scores of a complete evaluation round. Raises StoreError where a shard is missing or damaged,
+    and TaskError where no problem could be graded."""
     round = folder.load()
     shards = [folder.read_shard(number) for number in range(round.num_shards)]
     return score_shards(shards, round.policy.version, round.sampling.num_generations, success_threshold)
@@ -81,6 +83,9 @@ def read_scores(folder: RoundFolder, success_threshold: float) -> Scores:
 
 def score_shards(shards: Sequence[Shard], version: int, num_generations: int, success_threshold: float) -> Scores:
     groups = [group for shard in shards for group in shard.groups]
+    if not groups:
+        first = next(failure for shard in shards for failure in shard.failed)
+        raise TaskError(f"no held-out problem could be graded, the first ({first.prompt_id}) because {first.cause}.")
     completions = [completion for group in groups for completion in group.completions]
     return Scores(
         policy_version=version,

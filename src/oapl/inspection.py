@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,13 +31,18 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
         f"task {recipe.task.name}, L = {recipe.trainer.weight_sync_steps}, G = {recipe.sampling.num_generations}, "
         f"seed {recipe.seed}",
         highlight=False,
+        markup=False,
     )
-    console.print(f"policies sealed: {run.policy_versions()}   checkpoints: {run.checkpoint_steps()}", highlight=False)
+    console.print(
+        f"policies sealed: {run.policy_versions()}   checkpoints: {run.checkpoint_steps()}",
+        highlight=False,
+        markup=False,
+    )
     if run.round_indices():
         console.print(rounds_table(run, metrics))
         console.print(
-            "  wall: the trainer's clock over the round.  sampling, training: what each side was busy for. "
-            "  wall / longer: 1.00 is perfect overlap.",
+            "wall: the trainer's clock over the round. sample, train: what each side was busy for. "
+            "overlap: wall / the longer of the two; 1.00 hides the shorter side wholly.",
             style="dim",
             highlight=False,
         )
@@ -47,7 +53,7 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
 
 
 def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
-    table = Table(title="Rounds", title_justify="left")
+    table = Table(box=SIMPLE, title="Rounds", title_justify="left")
     for name in (
         "round",
         "policy",
@@ -55,9 +61,9 @@ def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
         "failed",
         "reward",
         "wall s",
-        "sampling s",
-        "training s",
-        "wall / longer",
+        "sample s",
+        "train s",
+        "overlap",
     ):
         table.add_column(name, justify="right")
     for index in run.round_indices():
@@ -72,8 +78,8 @@ def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
         longer = max(sampling_s, training_s)
         table.add_row(
             str(index),
-            f"{round.policy.version} ({round.policy.digest[:8]})",
-            f"{len(stored)}/{round.num_shards}" + (" sealed" if folder.is_sealed() else ""),
+            str(round.policy.version),
+            f"{len(stored)}/{round.num_shards}" + ("" if folder.is_sealed() else " open"),
             str(sum(len(seal["failed"]) for seal in seals)),
             f"{sum(record['reward'] for record in steps) / len(steps):.3f}" if steps else "",
             f"{wall_s:.1f}",
@@ -98,7 +104,7 @@ def last_groups(run: RunFolder) -> Iterator[Group]:
 
 
 def print_group(group: Group, console: Console) -> None:
-    table = Table(title=f"{group.prompt_id}: {escape(repr(group.prompt))}", title_justify="left")
+    table = Table(box=SIMPLE, title=f"{group.prompt_id}: {escape(repr(group.prompt))}", title_justify="left")
     for name in ("reward", "tokens", "log-prob", "completion"):
         table.add_column(name, justify="left" if name == "completion" else "right")
     for completion, text, reward in zip(group.completions, group.texts, group.rewards.tolist(), strict=True):

@@ -74,7 +74,8 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
         check_same_run(recipe, run)
         write_bytes(run.config_path, dump_recipe(recipe).encode())
         write_json(run.path / "environment.json", environment())
-        return put_in_order(run, recipe.trainer.weight_sync_steps, recipe.policy_of_round)
+        trainer = recipe.trainer
+        return put_in_order(run, trainer.weight_sync_steps, trainer.num_rounds, recipe.policy_of_round)
 
 
 def check_same_run(recipe: Recipe, run: RunFolder) -> None:

@@ -48,7 +48,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Something the user should know, kept on the screen."""
-        self._console.print(f"note: {text}", highlight=False, markup=False)
+        self._console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
 
     def phase(self, name: str) -> None:
         self._phase, self._phase_start, self._shards_done = name, time.monotonic(), 0
@@ -61,7 +61,7 @@ class Progress:
         self._steps.append(record)
         if self._live is None and time.monotonic() - self._last_line > LINE_EVERY_S:
             self._last_line = time.monotonic()
-            self._console.print(self._line(), highlight=False, markup=False)
+            self._console.print(self._line(), highlight=False, markup=False, soft_wrap=True)
         self.refresh()
 
     def shard(self, event: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ def scores_table(title: str, columns: Mapping[str, Mapping[str, Interval]]) -> T
     table = Table(
         box=SIMPLE, title=title, title_justify="left", caption="95 % intervals over problems", caption_justify="left"
     )
-    table.add_column("pass@k", justify="right")
+    table.add_column("k", justify="right")
     for name in columns:
         table.add_column(name, justify="right")
     first = next(iter(columns.values()))
@@ -53,7 +53,8 @@ def scores_table(title: str, columns: Mapping[str, Mapping[str, Interval]]) -> T
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
     return scores_table(
-        f"Held-out problems: {summary['final']['num_prompts']}, {summary['final']['num_generations']} samples each",
+        f"pass@k on {summary['final']['num_prompts']} held-out problems, "
+        f"{summary['final']['num_generations']} samples each",
         {
             "before": summary["base"]["pass_at_k"],
             "after": summary["final"]["pass_at_k"],

@@ -21,6 +21,9 @@ from oapl.store.files import move_aside
 from oapl.tasks import Task, make_task
 from oapl.types import Completion, FailedGroup, Group, PolicyRef, Prompt, Request, Round, SamplingParams, Shard, Split
 
+MAX_FAILED_IN_A_ROW = 8
+"""So many ungraded groups without one success between them mean that grading itself is broken."""
+
 ShardEvent = Mapping[str, Any]
 
 
@@ -41,6 +44,7 @@ class Sampler:
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
         self._mismatch = 0.0
+        self._failed_in_a_row = 0
 
     def hold(self, policy: PolicyRef) -> None:
         """Makes sure that the engine holds this policy: files verified, loaded, and its probe scored."""
@@ -96,7 +100,7 @@ class Sampler:
             folder.seal(round)
 
     def make_shard(self, round: Round, number: int) -> Shard:
-        """The groups of one shard. Raises TaskError where not one of them could be made."""
+        """The groups of one shard. Raises TaskError where grading fails again and again, or for a whole step."""
         start = time.monotonic()
         positions = round.positions(number)
         prompts = [self.task.prompt(*split_and_index(round.prompt_ids[position])) for position in positions]
@@ -107,12 +111,19 @@ class Sampler:
         for position, prompt, request, completions in zip(positions, prompts, requests, answers, strict=True):
             try:
                 groups.append(self._grade(position, prompt, request, completions))
+                self._failed_in_a_row = 0
             except GradingError as error:
                 failed.append(FailedGroup(position, prompt.id, str(error)))
-        if not groups:
+                self._failed_in_a_row += 1
+                if self._failed_in_a_row == MAX_FAILED_IN_A_ROW:
+                    raise TaskError(
+                        f"{MAX_FAILED_IN_A_ROW} groups in a row could not be graded, the last ({prompt.id}) because "
+                        f"{error}. Mend it and run the same command again."
+                    ) from error
+        if not groups and prompts[0].id.startswith("train/"):
             raise TaskError(
-                f"no completion of round {round.index} could be graded: all {len(failed)} groups of shard {number} "
-                f"failed, the first ({failed[0].prompt_id}) because {failed[0].cause}"
+                f"no group of step {number} of round {round.index} could be graded, the first ({failed[0].prompt_id}) "
+                f"because {failed[0].cause}. Mend it and run the same command again."
             )
         end = time.monotonic()
         return Shard(tuple(groups), tuple(failed), end - start, end - grading, self._mismatch)

@@ -55,7 +55,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         totals = StepTotals(self.recipe.task.success_threshold)
         for micro in micro_batches(rows, self.config.max_tokens_per_microbatch):
-            self._backward(collate(micro, self.config.device), len(rows), totals)
+            self.backward(collate(micro, self.config.device), len(rows), totals)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm)
         if not torch.isfinite(norm):
             raise TrainingError(
@@ -73,7 +73,7 @@ class Trainer:
             "learning_rate": learning_rate,
         }
 
-    def _backward(self, batch: Batch, num_completions: int, totals: StepTotals) -> None:
+    def backward(self, batch: Batch, num_completions: int, totals: StepTotals) -> None:
         with self.autocast():
             logprobs, entropy = next_token_logprobs(
                 self.model, batch.ids, self.recipe.sampling.temperature, batch.first
@@ -237,8 +237,9 @@ def run_trainer(
 ) -> None:
     """Trains every round of the run, from wherever its last checkpoint left it, until done or told to stop.
 
-    `fill_round` is called at each round's start, for a run whose sampler is this same process. A round's wall
-    time is the sum of its steps' `wait_s`, `step_s` and `save_s`.
+    `fill_round` is called at each round's start, for a run whose sampler is this same process. Of each step's
+    record, `save_s` is what checkpoint and policy took before the step, `wait_s` the wait for its groups, `step_s`
+    the step; a round's wall time is the sum of the three over its steps.
     """
     config = recipe.trainer
     save_steps = config.save_steps or config.weight_sync_steps
@@ -251,33 +252,32 @@ def run_trainer(
             publish(trainer, run)
         if trainer.step == config.num_steps:
             return
+        save_s = clock.lap()
         if number == 0 or first:
             fill_round(index)
         folder = run.round(index)
         if (number == 0 or first) and not wait_until(partial(is_ready, run, recipe, index), should_stop):
             break
         if first:
-            clock = Clock()  # what came before the round was no part of it
-            first = False
+            clock, save_s, first = Clock(), 0.0, False  # what came before the round was no part of it
         if not wait_until(partial(folder.has_shard, number), should_stop):
             break
         wait_s = clock.lap()
         metrics = train_on(trainer, folder, number)
-        step_s = clock.lap()
-        if trainer.step % save_steps == 0 or trainer.step % config.weight_sync_steps == 0:
-            save(trainer, run)
         record = {
             "step": trainer.step,
             "round": index,
             "lag": trainer.step - 1 - recipe.policy_of_round(index) * config.weight_sync_steps,
             **metrics,
+            "save_s": save_s,
             "wait_s": wait_s,
-            "step_s": step_s,
-            "save_s": clock.lap(),
+            "step_s": clock.lap(),
             "time": time.time(),
         }
-        run.append_metrics(record)
+        run.append_metrics(record)  # before the checkpoint, so that no step it holds lacks its record
         on_step(record)
+        if trainer.step % save_steps == 0 or trainer.step % config.weight_sync_steps == 0:
+            save(trainer, run)
     if trainer.step not in run.checkpoint_steps():
         save(trainer, run)
 

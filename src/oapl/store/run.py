@@ -154,7 +154,9 @@ def weights_digest(files: Mapping[str, str]) -> str:
     return digest_bytes("".join(f"{name}:{digest}\n" for name, digest in sorted(weights.items())).encode())
 
 
-def put_in_order(run: RunFolder, steps_per_round: int, policy_of_round: Callable[[int], int]) -> list[str]:
+def put_in_order(
+    run: RunFolder, steps_per_round: int, num_rounds: int, policy_of_round: Callable[[int], int]
+) -> list[str]:
     """Moves aside whatever a resumed run could trip over, so that it is made again; returns what was done and why.
 
     Checkpoints are checked newest first until one is good. From its round on, every shard is checked, and
@@ -183,21 +185,28 @@ def put_in_order(run: RunFolder, steps_per_round: int, policy_of_round: Callable
         set_aside(run.policy_path(version), reason)
 
     first = step // steps_per_round
-    incomplete = {first}
+    complete = set()
     for index in (index for index in run.round_indices() if index >= first):
-        round = run.round(index).load()
+        folder = run.round(index)
+        try:
+            round = folder.load()
+        except StoreError as error:
+            set_aside(folder.path / "round.json", error)
+            continue
         for shard in range(round.num_shards):
-            if (damage := run.round(index).set_damaged_shard_aside(shard)) is not None:
+            if (damage := folder.set_damaged_shard_aside(shard)) is not None:
                 notes.append(f"{damage}. Moved aside; it is sampled again.")
-        if not all(run.round(index).has_shard(shard) for shard in range(round.num_shards)):
-            incomplete.add(index)
+        if all(folder.has_shard(shard) for shard in range(round.num_shards)):
+            complete.add(index)
 
-    for version in sorted({policy_of_round(index) for index in incomplete}):
+    incomplete = {first, first + 1, *run.round_indices()} - complete
+    for version in sorted({policy_of_round(index) for index in incomplete if first <= index < num_rounds}):
         maker = version * steps_per_round
         if maker > step:
             continue  # training has yet to reach it
-        policy, path = run.policy(version), run.policy_path(version)
+        path = run.policy_path(version)
         try:
+            policy = run.policy(version)
             if policy is None:
                 raise StoreError(f"{path} is missing")
             run.verified_policy_path(policy)

@@ -1,6 +1,6 @@
 """Countdown: reach a target from given numbers, each used exactly once, one step a line.
 
-A prompt reads `use 4 9 2 make 30` and a right answer `4*9=36`, `36-6=30`: every line takes two of the
+A prompt reads `use 4 9 6 make 30` and a right answer `4*9=36`, `36-6=30`: every line takes two of the
 numbers at hand and puts their result back, and the last line leaves the target alone. Any such chain counts.
 """
 
@@ -19,8 +19,13 @@ LARGEST_RESULT = 99
 HELD_OUT_SHARE = 8
 """One problem in this many belongs to the evaluation split, by a hash of the problem itself."""
 
-STEP = re.compile(r"\s*(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(\d+)\s*")
+MAX_TRIES = 10_000
+"""Draws after which a split is taken to have no problems."""
 
+STEP = re.compile(r"\s*(\d{1,99})\s*([-+*/])\s*(\d{1,99})\s*=\s*(\d{1,99})\s*")
+"""Bounded, since Python refuses to read numbers of thousands of digits, and a model may write them."""
+
+SPLITS: tuple[Split, ...] = ("train", "evaluation")
 Step = tuple[int, str, int, int]
 
 
@@ -92,6 +97,9 @@ class Countdown:
     verifier = "countdown/1"
 
     def __init__(self, *, min_numbers: int = 3, max_numbers: int = 4, largest_number: int = 12) -> None:
+        for value in (min_numbers, max_numbers, largest_number):
+            if not isinstance(value, int):
+                raise TaskError(f"task.args: countdown needs whole numbers, got {value!r}")
         if not 2 <= min_numbers <= max_numbers:
             raise TaskError(
                 f"task.args: countdown needs 2 <= min_numbers <= max_numbers, got {min_numbers} and {max_numbers}"
@@ -99,6 +107,8 @@ class Countdown:
         if not 2 <= largest_number <= LARGEST_RESULT:
             raise TaskError(f"task.args: countdown needs 2 <= largest_number <= 99, got {largest_number}")
         self.min_numbers, self.max_numbers, self.largest_number = min_numbers, max_numbers, largest_number
+        for split in SPLITS:
+            self.prompt(split, 0)
 
     def num_prompts(self, split: Split) -> None:
         return None
@@ -109,14 +119,18 @@ class Countdown:
         return Prompt(f"{split}/{index}", prompt_text(numbers, target), {"numbers": numbers, "target": target})
 
     def problem(self, rng: random.Random, *, held_out: bool) -> tuple[list[int], list[Step]]:
-        """Numbers, and a chain whose last result is the target, from the split asked for."""
-        while True:
+        """Numbers, and a chain whose last result is the target, from the split asked for. Raises TaskError if empty."""
+        for _ in range(MAX_TRIES):
             count = rng.randint(self.min_numbers, self.max_numbers)
             numbers = [rng.randint(1, self.largest_number) for _ in range(count)]
             chain = random_chain(rng, numbers)
             target = chain[-1][3]
             if target > 0 and is_held_out(numbers, target) == held_out:
                 return numbers, chain
+        raise TaskError(
+            f"task.args: {self.min_numbers} to {self.max_numbers} numbers up to {self.largest_number} make too few "
+            f"problems for a held-out part. Raise max_numbers or largest_number."
+        )
 
     def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
         numbers, target = prompt.columns["numbers"], prompt.columns["target"]

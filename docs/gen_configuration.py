@@ -1,0 +1,63 @@
+"""An mkdocs hook that writes the tables of docs/configuration.md from `oapl.config`, so that they cannot drift."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from oapl.config import Recipe, differences
+
+MARK = "<!-- SETTINGS -->"
+LIMITS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
+NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "`true`, `false`"}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return markdown.replace(MARK, settings()) if MARK in markdown else markdown
+
+
+def settings() -> str:
+    """One table a section, in the order of the recipe."""
+    schema = Recipe.model_json_schema()
+    tables = [table("", {"seed": schema["properties"]["seed"]}, required=())]
+    for section, value in schema["properties"].items():
+        if section != "seed":
+            definition = schema["$defs"][(value.get("$ref") or value["allOf"][0]["$ref"]).rpartition("/")[2]]
+            tables.append(table(section, definition["properties"], required=definition.get("required", ())))
+    return "\n".join(tables)
+
+
+def table(section: str, fields: dict[str, Any], required: Any) -> str:
+    lines = [f"### {section}\n"] if section else ["### The run\n"]
+    lines += ["| key | default | values | meaning | resume |", "|---|---|---|---|---|"]
+    for key, field in fields.items():
+        default = "required" if key in required else f"`{as_toml(field.get('default'))}`"
+        change = "may change" if may_change(section, key) else ""
+        lines.append(f"| `{key}` | {default} | {values(field)} | {field['description']} | {change} |")
+    return "\n".join([*lines, ""])
+
+
+def as_toml(value: Any) -> str:
+    """A default as one would write it in a recipe; `none` for a setting that is left out."""
+    return "none" if value is None else json.dumps(value)
+
+
+def values(field: dict[str, Any]) -> str:
+    """What a key takes, from its JSON schema."""
+    if "anyOf" in field:
+        return " or ".join(values(option) for option in field["anyOf"] if option.get("type") != "null")
+    if choices := field.get("enum", [field["const"]] if "const" in field else []):
+        return ", ".join(f"`{as_toml(value)}`" for value in choices)
+    if field.get("type") == "array":
+        return f"list of {values(field['items'])}"
+    if field.get("type") == "object":
+        return "table"
+    limits = [f"{sign} {field[name]}" for name, sign in LIMITS.items() if name in field]
+    return " ".join([NAMES[field["type"]], " and ".join(limits)]).strip()
+
+
+def may_change(section: str, key: str) -> bool:
+    """Whether a resumed run may change a setting: what `differences` makes of two recipes that differ in it."""
+    stored, asked = ({section: {key: value}} if section else {key: value} for value in (0, 1))
+    return not differences(SimpleNamespace(model_dump=lambda: stored), SimpleNamespace(model_dump=lambda: asked))

@@ -1,0 +1,393 @@
+"""Recipes and the command line: what is read, what wins, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from oapl.cli import main
+from oapl.config import Recipe, differences, dump_recipe, load_recipe
+from oapl.errors import ConfigError
+
+RECIPE = """\
+seed = 7
+
+[model]
+name_or_path = "builtin:countdown"
+
+[task]
+name = "countdown"
+
+[loss]
+beta1 = 5.0
+beta2 = 0.1
+
+[trainer]
+num_steps = 100
+learning_rate = 1e-4
+"""
+
+WriteRecipe = Callable[[str], Path]
+
+
+@pytest.fixture()
+def write(tmp_path: Path) -> WriteRecipe:
+    def write_text(text: str) -> Path:
+        path = tmp_path / "recipe.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_text
+
+
+def line_number(text: str, line: str) -> int:
+    return text.splitlines().index(line) + 1
+
+
+# What a mistake in the file is answered with
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement", "message"),
+    [
+        pytest.param(
+            "beta2 = 0.1",
+            "beta_2 = 0.1",
+            "loss.beta_2 is not a setting; did you mean loss.beta2?",
+            id="misspelt key",
+        ),
+        pytest.param(
+            "learning_rate = 1e-4",
+            "learning_rat = 1e-4",
+            "trainer.learning_rat is not a setting; did you mean trainer.learning_rate?",
+            id="misspelt key of another section",
+        ),
+        pytest.param("seed = 7", "sed = 7", "sed is not a setting; did you mean seed?", id="misspelt top-level key"),
+        pytest.param(
+            "learning_rate = 1e-4",
+            "num_generations = 8",
+            "trainer.num_generations is not a setting; did you mean sampling.num_generations?",
+            id="key in the wrong section",
+        ),
+        pytest.param("[loss]", "[los]", "los is not a setting; did you mean loss?", id="misspelt section"),
+        pytest.param(
+            "[loss]",
+            "[reference_model]",
+            "reference_model is not a setting. `oapl train --help` lists them.",
+            id="unknown section",
+        ),
+        pytest.param(
+            "beta1 = 5.0", "beta1 = 0", "loss.beta1 = 0: input should be greater than 0; the paper uses 1 and 1e-3.",
+            id="beta1 = 0",
+        ),
+        pytest.param(
+            "beta2 = 0.1", "beta2 = -0.1", "loss.beta2 = -0.1: input should be greater than 0", id="beta2 < 0"
+        ),
+        pytest.param("beta1 = 5.0", "beta1 = nan", "loss.beta1 = nan: input should be", id="beta1 = nan"),
+        pytest.param(
+            "num_steps = 100",
+            'num_steps = "many"',
+            "trainer.num_steps = 'many': input should be a valid integer",
+            id="text for a number",
+        ),
+        pytest.param(
+            "num_steps = 100", "num_steps = 1.5", "trainer.num_steps = 1.5: input should be a valid integer",
+            id="a fraction for a count",
+        ),
+        pytest.param(
+            "num_steps = 100", "num_steps = 0", "trainer.num_steps = 0: input should be greater than or equal to 1",
+            id="no steps",
+        ),
+        pytest.param(
+            'name = "countdown"', "name = 3", "task.name = 3: input should be a valid string", id="a number for text"
+        ),
+        pytest.param(
+            "learning_rate = 1e-4",
+            'lr_scheduler_type = "linear"',
+            "trainer.lr_scheduler_type = 'linear': input should be 'constant' or 'cosine'",
+            id="unknown choice",
+        ),
+        pytest.param(
+            "seed = 7",
+            "sampling = 3",
+            "sampling = 3: input should be a valid dictionary",
+            id="a number for a section",
+        ),
+        pytest.param(
+            "num_steps = 100",
+            "num_steps = 120",
+            "trainer: num_steps = 120 must be a multiple of weight_sync_steps = 50",
+            id="an unfinished round",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_line_its_value_and_the_remedy(
+    write: WriteRecipe, line: str, replacement: str, message: str
+):
+    text = RECIPE.replace(line, replacement)
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    assert f"{path}:{line_number(text, replacement)}: {message}" in str(caught.value)
+
+
+def test_one_completion_a_prompt_is_refused_since_its_advantage_is_always_zero(write: WriteRecipe):
+    path = write(RECIPE + "\n[sampling]\nnum_generations = 1\n")
+    with pytest.raises(ConfigError, match=r"num_generations = 1 must be at least 2: .* The paper uses 8"):
+        load_recipe(path)
+
+
+def test_steps_that_leave_a_round_unfinished_are_refused_with_the_nearest_that_do_not(write: WriteRecipe):
+    path = write(RECIPE.replace("num_steps = 100", "num_steps = 120"))
+    with pytest.raises(ConfigError, match="num_steps = 120 must be a multiple of weight_sync_steps = 50.* 100 or 150"):
+        load_recipe(path)
+    path = write(RECIPE.replace("num_steps = 100", "num_steps = 20"))
+    with pytest.raises(ConfigError, match=r"num_steps = 20 must be a multiple .*: try 50"):
+        load_recipe(path)
+
+
+def test_a_mistaken_item_of_a_list_is_named_with_its_line(write: WriteRecipe):
+    text = RECIPE + '\n[tracking]\nreport_to = ["mlflow"]\n'
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    line = line_number(text, 'report_to = ["mlflow"]')
+    assert f"{path}:{line}: tracking.report_to.0 = 'mlflow': input should be" in str(caught.value)
+
+
+def test_every_mistake_is_told_at_once(write: WriteRecipe):
+    path = write(RECIPE.replace("beta1 = 5.0", "beta1 = 0").replace("learning_rate", "learning_rat"))
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    assert [line.split(": ")[1].split(" ")[0] for line in str(caught.value).splitlines()] == [
+        "loss.beta1",
+        "trainer.learning_rat",
+    ]
+
+
+def test_what_a_recipe_must_hold_is_asked_for(write: WriteRecipe):
+    with pytest.raises(ConfigError, match="trainer is missing: add it to the recipe"):
+        load_recipe(write(RECIPE.partition("[trainer]")[0]))
+    with pytest.raises(ConfigError, match=r"trainer\.num_steps is missing: add it to the recipe"):
+        load_recipe(write(RECIPE.replace("num_steps = 100\n", "")))
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ('name = "dataset"', "dataset is missing"),
+        ('name = "dataset"\ndataset = "x.jsonl"', "reward_func is missing"),
+        ('name = "dataset"\ndataset = "x.jsonl"\nreward_func = "rewards.py"', r"'rewards\.py' must read `module:func"),
+        ('name = "countdown"\ndataset = "x.jsonl"', "need `name = \"dataset\"`, not 'countdown'"),
+        ('name = "dataset"\ndataset = "x.jsonl"\nreward_func = "a:b"\nargs = {c = 1}', "args .* has no use with"),
+    ],
+)
+def test_a_task_that_does_not_fit_together_is_refused(write: WriteRecipe, task: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(write(RECIPE.replace('name = "countdown"', task)))
+
+
+def test_a_missing_recipe_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: the recipe cannot be read \(No such file"):
+        load_recipe(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigError, match=r"the recipe cannot be read \(Is a directory\)"):
+        load_recipe(tmp_path)
+
+
+def test_invalid_toml_is_told_with_its_place(write: WriteRecipe):
+    with pytest.raises(ConfigError, match=rf"recipe\.toml is not valid TOML: .*line {line_number(RECIPE, '[loss]')}"):
+        load_recipe(write(RECIPE.replace("[loss]", "[loss")))
+
+
+def test_a_recipe_in_another_encoding_is_told(tmp_path: Path):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(RECIPE.encode() + "# café\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match="is not valid TOML, which is UTF-8"):
+        load_recipe(path)
+
+
+# What a mistake on the command line is answered with
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--trainer.learning_rat", "1"], "--trainer.learning_rat is not a setting; did you mean --trainer.learning_rate?"),
+        (["--trainer.learning_rat=1"], "--trainer.learning_rat is not a setting; did you mean --trainer.learning_rate?"),
+        (["--learning_rate", "1"], "--learning_rate is not a setting; did you mean --trainer.learning_rate?"),
+        (["--los.beta1", "1"], "--los.beta1 is not a setting; did you mean --loss.beta1?"),
+        (["--nonsense", "1"], "not understood: --nonsense 1. `oapl COMMAND --help` lists what there is."),
+        (["stray"], "not understood: stray."),
+        (["--loss.beta1", "0"], "--loss.beta1 = '0': input should be greater than 0; the paper uses 1 and 1e-3."),
+        (["--loss.beta1", "one"], "--loss.beta1 = 'one': input should be a valid number"),
+        (["--sampling.num_generations", "1"], "--sampling.num_generations: num_generations = 1 must be at least 2"),
+        (["--trainer.num_steps", "120"], "--trainer.num_steps: num_steps = 120 must be a multiple of weight_sync_steps = 50"),
+        (["--tracking.report_to", '["mlflow"]'], "--tracking.report_to.0 = 'mlflow': input should be 'tensorboard'"),
+        (["--launch.kind", "ray"], "--launch.kind = 'ray': input should be 'processes' or 'inline'"),
+    ],
+)  # fmt: skip
+def test_a_mistaken_option_is_named_and_ends_with_code_2(
+    write: WriteRecipe, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+):
+    assert main(["train", str(write(RECIPE)), "--dry_run", *words]) == 2
+    output = capsys.readouterr()
+    assert f"ConfigError: {message}" in output.err
+    assert output.out == ""
+
+
+def test_a_mistake_in_the_recipe_reaches_the_user_through_the_command_line(
+    write: WriteRecipe, capsys: pytest.CaptureFixture[str]
+):
+    path = write(RECIPE.replace("beta2", "beta_2"))
+    assert main(["train", str(path), "--dry_run"]) == 2
+    assert capsys.readouterr().err == (
+        f"ConfigError: {path}:{line_number(RECIPE, 'beta2 = 0.1')}: loss.beta_2 is not a setting; "
+        f"did you mean loss.beta2?\n"
+    )
+
+
+def test_an_option_is_not_blamed_for_its_section(write: WriteRecipe, capsys: pytest.CaptureFixture[str]):
+    path = write(RECIPE.replace("num_steps = 100", "num_steps = 120"))
+    assert main(["train", str(path), "--dry_run", "--trainer.learning_rate", "1e-3"]) == 2
+    line = line_number(RECIPE, "num_steps = 100")
+    assert f"{path}:{line}: trainer: num_steps = 120 must be a multiple" in capsys.readouterr().err
+
+
+def test_a_missing_recipe_ends_with_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", str(tmp_path / "nowhere.toml")]) == 2
+    assert "nowhere.toml: the recipe cannot be read" in capsys.readouterr().err
+
+
+# What wins
+
+
+def dry_run(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, object]]:
+    assert main(["train", str(path), "--dry_run", *words]) == 0
+    return tomllib.loads(capsys.readouterr().out)
+
+
+def test_the_command_line_beats_the_file_and_the_file_beats_the_default(
+    write: WriteRecipe, capsys: pytest.CaptureFixture[str]
+):
+    resolved = dry_run(write(RECIPE), capsys, "--loss.beta1", "2", "--sampling.temperature=0.7", "--seed", "3")
+    assert resolved["loss"] == {"beta1": 2.0, "beta2": 0.1}  # command line, file
+    assert resolved["sampling"]["temperature"] == 0.7  # command line, in a section that the file lacks
+    assert resolved["sampling"]["num_generations"] == 8  # default
+    assert resolved["seed"] == 3
+
+
+def test_a_setting_of_the_file_can_be_taken_back_to_none(write: WriteRecipe, capsys: pytest.CaptureFixture[str]):
+    path = write(RECIPE + "save_steps = 10\n")
+    assert dry_run(path, capsys)["trainer"]["save_steps"] == 10
+    assert "save_steps" not in dry_run(path, capsys, "--trainer.save_steps", "none")["trainer"]
+
+
+def test_task_arguments_and_lists_can_be_given_on_the_command_line(
+    write: WriteRecipe, capsys: pytest.CaptureFixture[str]
+):
+    resolved = dry_run(
+        write(RECIPE), capsys, "--task.args", '{"max_numbers": 5}', "--tracking.report_to", '["tensorboard"]'
+    )
+    assert resolved["task"]["args"] == {"max_numbers": 5}
+    assert resolved["tracking"]["report_to"] == ["tensorboard"]
+
+
+def test_the_environment_does_not_change_a_run(write: WriteRecipe, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SEED", "99")
+    monkeypatch.setenv("LOSS__BETA1", "99")
+    assert load_recipe(write(RECIPE)).seed == 7
+
+
+def test_the_paper_s_settings_are_the_defaults(write: WriteRecipe):
+    recipe = load_recipe(write(RECIPE.replace("beta1 = 5.0\nbeta2 = 0.1\n", "")))
+    assert (recipe.loss.beta1, recipe.loss.beta2) == (1.0, 1e-3)
+    assert (recipe.sampling.num_generations, recipe.trainer.weight_sync_steps) == (8, 50)
+
+
+def test_a_recipe_cannot_be_changed_once_made(write: WriteRecipe):
+    recipe = load_recipe(write(RECIPE))
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.seed = 8
+
+
+# What is stored with a run
+
+
+def test_a_dumped_recipe_reads_back_as_the_same_recipe(write: WriteRecipe, tmp_path: Path):
+    recipe = load_recipe(
+        write(RECIPE),
+        {
+            "task": {"args": {"max_numbers": 5}},
+            "tracking": {"report_to": ["tensorboard"], "project": "café ✓"},
+            "trainer": {"save_steps": 25},
+        },
+    )
+    dumped = tmp_path / "config.toml"
+    dumped.write_bytes(dump_recipe(recipe).encode())
+    assert load_recipe(dumped) == recipe
+    assert dump_recipe(load_recipe(dumped)) == dump_recipe(recipe)
+
+
+def changed(path: Path, **overrides: dict[str, object]) -> tuple[Recipe, Recipe]:
+    return load_recipe(path), load_recipe(path, overrides)
+
+
+def test_differences_name_what_a_resumed_run_may_not_change(write: WriteRecipe):
+    stored, asked = changed(
+        write(RECIPE), loss={"beta1": 1.0}, task={"args": {"max_numbers": 5}}, sampling={"temperature": 0.7}
+    )
+    assert differences(stored, asked) == [
+        "loss.beta1: 5.0 -> 1.0",
+        "sampling.temperature: 1.0 -> 0.7",
+        "task.args: {} -> {'max_numbers': 5}",
+    ]
+    assert differences(stored, stored) == []
+
+
+def test_a_resumed_run_may_change_where_and_how_long_it_runs(write: WriteRecipe):
+    stored, asked = changed(
+        write(RECIPE),
+        trainer={"num_steps": 200, "max_tokens_per_microbatch": 512, "num_threads": 2, "save_steps": 5},
+        engine={"max_num_seqs": 4},
+        launch={"kind": "inline"},
+        tracking={"report_to": ["wandb"]},
+    )
+    assert differences(stored, asked) == []
+
+
+def test_a_resumed_run_may_not_change_its_lag(write: WriteRecipe):
+    stored, asked = changed(write(RECIPE), launch={"rounds_ahead": 1})
+    assert differences(stored, asked) == ["launch.rounds_ahead: 0 -> 1"]
+
+
+# What must stay instant
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "RECIPE", "--dry_run"]])
+def test_help_and_checks_import_no_torch(write: WriteRecipe, words: list[str]):
+    words = [str(write(RECIPE)) if word == "RECIPE" else word for word in words]
+    process = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "oapl", *words], capture_output=True, text=True, check=True
+    )
+    imported = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+    assert "oapl.config" in imported
+    assert not imported & {"torch", "transformers", "datasets", "pyarrow", "matplotlib"}
+    assert process.stdout
+
+
+def test_help_lists_every_command_and_every_setting(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    commands = capsys.readouterr().out
+    assert all(name in commands for name in ("train", "sample", "eval", "inspect", "doctor"))
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    settings = capsys.readouterr().out
+    assert all(f"--{name}" in settings for name in ("loss.beta1", "trainer.num_steps", "seed", "run_dir", "dry_run"))

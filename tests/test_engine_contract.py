@@ -1,0 +1,146 @@
+"""What every engine must do. A new engine is one more parameter of the `engine` fixture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from oapl.config import EngineConfig
+from oapl.engines.base import Engine
+from oapl.engines.embedded import EmbeddedEngine, draw, waves
+from oapl.model import eos_token_ids, load_model, next_token_logprobs
+from oapl.types import Request, SamplingParams
+
+PROMPTS = ([3, 8, 5, 9, 4, 10, 6], [3, 12, 6], [3, 8, 5, 9, 5, 7, 5, 11, 4, 9, 9, 6])
+
+
+@pytest.fixture(params=["embedded"])
+def engine(request: pytest.FixtureRequest, tiny_model: Path) -> Engine:
+    made = EmbeddedEngine(EngineConfig())
+    made.load(tiny_model)
+    return made
+
+
+def requests(*seeds: int) -> list[Request]:
+    return [Request(np.array(PROMPTS[i % 3], np.int32), seed) for i, seed in enumerate(seeds)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+def test_logprobs_equal_the_trainers(engine: Engine, tiny_model: Path, temperature: float):
+    model = load_model(str(tiny_model), "float32", "cpu")
+    asked = requests(1, 2, 3)
+    answers = engine.generate(asked, SamplingParams(temperature, 20, 4))
+    for request, completions in zip(asked, answers, strict=True):
+        for completion in completions:
+            ids = torch.tensor([[*request.prompt_ids.tolist(), *completion.token_ids.tolist()]])
+            with torch.no_grad():
+                expected, _ = next_token_logprobs(model, ids, temperature, first=len(request.prompt_ids) - 1)
+            np.testing.assert_allclose(completion.logprobs, expected[0].numpy(), atol=1e-4)
+
+
+def test_every_request_gets_its_completions_in_order(engine: Engine):
+    answers = engine.generate(requests(5, 6), SamplingParams(1.0, 8, 3))
+    assert [len(completions) for completions in answers] == [3, 3]
+
+
+def test_a_completion_ends_with_its_end_token_or_at_the_limit(engine: Engine, tiny_model: Path):
+    eos = set(eos_token_ids(load_model(str(tiny_model), "float32", "cpu")))
+    answers = engine.generate(requests(*range(12)), SamplingParams(1.0, 12, 8))
+    reasons = set()
+    for completion in (c for completions in answers for c in completions):
+        ids = completion.token_ids.tolist()
+        reasons.add(completion.finish_reason)
+        assert not eos & set(ids[:-1])
+        if completion.finish_reason == "stop":
+            assert ids[-1] in eos
+        else:
+            assert len(ids) == 12
+            assert ids[-1] not in eos
+    assert reasons == {"stop", "length"}
+
+
+def test_the_same_batch_gives_the_same_tokens(engine: Engine):
+    first = engine.generate(requests(1, 2, 3), SamplingParams(1.0, 16, 4))
+    again = engine.generate(requests(1, 2, 3), SamplingParams(1.0, 16, 4))
+    for a, b in zip(first, again, strict=True):
+        for one, other in zip(a, b, strict=True):
+            np.testing.assert_array_equal(one.token_ids, other.token_ids)
+            np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+def test_another_batch_changes_rounding_only(engine: Engine):
+    """The random stream belongs to (seed, index): company in the batch changes neither tokens nor log-probs."""
+    asked = requests(1, 2, 3)
+    together = engine.generate(asked, SamplingParams(1.0, 16, 4))
+    for position, request in enumerate(asked):
+        alone = engine.generate([request], SamplingParams(1.0, 16, 2))[0]
+        for one, other in zip(alone, together[position], strict=False):
+            np.testing.assert_array_equal(one.token_ids, other.token_ids)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_completions_of_one_prompt_differ_and_so_do_seeds(engine: Engine):
+    (group,) = engine.generate(requests(1), SamplingParams(1.0, 16, 8))
+    (other,) = engine.generate(requests(2), SamplingParams(1.0, 16, 8))
+    texts = {tuple(c.token_ids.tolist()) for c in [*group, *other]}
+    assert len(texts) > 12
+
+
+def test_tokens_follow_the_models_distribution(engine: Engine, tiny_model: Path):
+    """The first tokens of 4,000 completions against the model's own probabilities, by a chi-square statistic."""
+    model = load_model(str(tiny_model), "float32", "cpu")
+    prompt = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        probabilities = (model(prompt).logits[0, -1] / 0.7).softmax(-1).double().numpy()
+    (group,) = engine.generate([Request(prompt[0].numpy().astype(np.int32), 0)], SamplingParams(0.7, 1, 4000))
+    counts = np.bincount([c.token_ids[0] for c in group], minlength=len(probabilities))
+    likely = probabilities * 4000 >= 5
+    statistic = ((counts - 4000 * probabilities) ** 2 / (4000 * probabilities))[likely].sum()
+    degrees = likely.sum() - 1
+    assert statistic < degrees + 5 * np.sqrt(2 * degrees)
+
+
+def test_scores_are_the_log_probs_of_given_tokens(engine: Engine):
+    asked = requests(4)
+    (group,) = engine.generate(asked, SamplingParams(1.0, 12, 2))
+    prompt = asked[0].prompt_ids.tolist()
+    scores = engine.score([[*prompt, *c.token_ids.tolist()] for c in group], temperature=1.0)
+    for completion, score in zip(group, scores, strict=True):
+        np.testing.assert_allclose(score[len(prompt) - 1 :], completion.logprobs, atol=1e-4)
+
+
+def test_loading_replaces_the_weights(engine: Engine, tiny_model: Path, tmp_path: Path):
+    model = load_model(str(tiny_model), "float32", "cpu")
+    before = engine.score([PROMPTS[0]], 1.0)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    engine.load(tmp_path)
+    assert engine.score([PROMPTS[0]], 1.0) != before
+    engine.load(tiny_model)
+    assert engine.score([PROMPTS[0]], 1.0) == before
+
+
+# The embedded engine's own parts
+
+
+def test_waves_hold_whole_groups_where_they_fit():
+    assert [len(rows) for rows in waves(5, num_generations=4, max_num_seqs=10)] == [8, 8, 4]
+    assert [len(rows) for rows in waves(2, num_generations=7, max_num_seqs=4)] == [4, 4, 4, 2]
+
+
+def test_draw_inverts_the_cumulative_distribution():
+    """Probabilities 0.5, 0.3, 0.2: uniform 0.49 is token 0, 0.51 and 0.79 token 1, 0.81 token 2."""
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(4, 3)
+    tokens, logprobs = draw(logits, torch.tensor([0.49, 0.51, 0.79, 0.81], dtype=torch.float64), temperature=1.0)
+    assert tokens.tolist() == [0, 1, 1, 2]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([0.5, 0.3, 0.3, 0.2]))
+
+
+def test_draw_never_takes_an_impossible_token():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(2, 3)
+    tokens, _ = draw(logits, torch.tensor([0.0, 1.0 - 1e-12], dtype=torch.float64), temperature=1.0)
+    assert tokens.tolist() == [1, 1]
