@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import make_completion, make_group
 from torch import tensor
 
+from helpers import make_completion, make_group
 from oapl.batching import Row, collate, group_rows, micro_batches
 
 

@@ -70,7 +70,8 @@ def test_a_number_given_twice_may_be_used_twice():
 @pytest.mark.parametrize(
     ("answer", "numbers", "target"),
     [
-        pytest.param("3+3=6\n6*4=24", [2, 3, 4], 24, id="a number used twice"),
+        pytest.param("3+3=6\n6*4=24", [3, 4], 24, id="a number used twice"),
+        pytest.param("6*4=24", [4], 24, id="a number made up"),
         pytest.param("2*3=6\n2*3=6\n6*4=24", [2, 3, 4], 24, id="a pair used twice"),
         pytest.param("5*5=25\n25-1=24", [2, 3, 4], 24, id="numbers never given"),
         pytest.param("2*3=7\n7*4=28", [2, 3, 4], 28, id="wrong arithmetic"),
@@ -141,7 +142,9 @@ def test_a_problem_is_within_its_bounds_and_reads_as_documented():
 
 
 def test_an_index_is_the_same_problem_in_every_process():
-    code = "from oapl.tasks.countdown import Countdown\nfor i in range(5): print(repr(Countdown().prompt('train', i).text))"
+    code = (
+        "from oapl.tasks import countdown as c; [print(repr(c.Countdown().prompt('train', i).text)) for i in range(5)]"
+    )
     other = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "1"},

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import make_completion, make_group, make_round, make_shard
 
+from helpers import make_completion, make_group, make_round, make_shard
 from oapl import evaluation
 from oapl.evaluation import Scores, bootstrap_interval, differences, pass_at_k, read_scores
 from oapl.store import RoundFolder
@@ -71,8 +71,8 @@ def test_impossible_counts_are_errors(arguments: tuple[int, int, int], message: 
 
 def test_the_interval_covers_the_true_mean_about_95_times_in_100(monkeypatch: pytest.MonkeyPatch):
     # Problems of unlike difficulty: each problem's pass rate is uniform on (0, 1), estimated from 8 samples, so the
-    # true mean is 1/2. Over 400 repetitions the share covered has a standard deviation of sqrt(.95 * .05 / 400) = 0.011;
-    # the percentile bootstrap over 100 problems falls short of 0.95 by less than 0.01. Hence 0.91 to 0.98.
+    # true mean is 1/2. Over 400 repetitions the share covered has a standard deviation of sqrt(0.95 * 0.05 / 400) =
+    # 0.011; the percentile bootstrap over 100 problems falls short of 0.95 by less than 0.01. Hence 0.91 to 0.98.
     monkeypatch.setattr(evaluation, "NUM_RESAMPLES", 1_000)
     rng = np.random.default_rng(0)
     covered = 0

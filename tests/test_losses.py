@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from oapl.losses import optimal_value, oapl_loss
+from oapl.losses import oapl_loss, optimal_value
 
 NAN, INF = math.nan, math.inf
 
@@ -264,19 +264,19 @@ def test_order_does_not_change_the_loss_or_its_gradient():
 
 
 def test_bfloat16_log_probs_are_summed_in_float32():
-    # 4,096 tokens, each 2^-7 apart: l = 32 exactly. A sum in bfloat16 stops growing at 2, whose step is 2^-6.
-    num_tokens, gap = 4096, 2**-7
-    logprobs = torch.full((1, num_tokens), -1.0, dtype=torch.bfloat16)
+    # Each token's ratio is 4 - 2^-7, which takes 9 binary digits: bfloat16, with 8, would round it to 4, and a sum
+    # in bfloat16 would stop growing long before the 4,096th token. In float32 every partial sum is exact.
+    num_tokens, ratio = 4096, 4 - 2**-7
     loss, metrics = oapl_loss(
-        logprobs,
-        logprobs - gap,
+        torch.full((1, num_tokens), -(2**-7), dtype=torch.bfloat16),
+        torch.full((1, num_tokens), -4.0, dtype=torch.bfloat16),
         torch.ones(1, num_tokens, dtype=torch.bool),
         tensor([0.0]),
         beta2=1.0,
         num_completions=1,
     )
-    assert metrics["log_ratio"].item() == num_tokens * gap == 32
-    assert loss.item() == 32**2
+    assert metrics["log_ratio"].item() == num_tokens * ratio == 16352
+    assert loss.item() == 16352**2
     assert loss.dtype == torch.float32
 
 

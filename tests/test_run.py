@@ -293,7 +293,9 @@ def cut_short(path: Path) -> None:
 
 
 def contents(run: RunFolder) -> set[bytes]:
-    return {path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    """Of every file among the rounds and policies, whatever its name."""
+    folders = (run.path / "rounds", run.path / "policies")
+    return {path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
 DAMAGES = {
@@ -329,8 +331,7 @@ def test_damage_is_set_aside_and_made_good(
     assert message in out
     assert stopped.policy(3) == undisturbed
     assert all((stopped.path / name).with_name(f"{Path(name).name}.aside-1").exists() for name in names[1:])
-    lost = damaged - contents(stopped)
-    assert all(b"groups" not in data and not data.startswith(b"PAR1") for data in lost)
+    assert damaged <= contents(stopped)  # moved, never deleted
 
 
 def test_a_policy_that_cannot_be_made_again_is_an_error_that_says_so(stopped: RunFolder, write_recipe, capsys):

@@ -198,15 +198,17 @@ class Recipe(BaseSettings):
         return self.engine.probe_tolerance or (0.1 if coarse else 1e-3)
 
 
-MAY_CHANGE = {
+MAY_CHANGE = (
+    "engine.",
+    "tracking.",
+    "launch.kind",
     "trainer.num_steps",
     "trainer.max_tokens_per_microbatch",
     "trainer.device",
     "trainer.num_threads",
-    "trainer.save_steps",
-    "trainer.save_total_limit",
-}
-"""Settings a resumed run may change, besides those of `engine`, `launch.kind` and `tracking`."""
+    "trainer.save_",
+)
+"""How the settings begin that a resumed run may change: where, how fast and how long it runs, not what it does."""
 
 
 def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -237,16 +239,18 @@ def dump_recipe(recipe: Recipe) -> str:
     return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
 
 
+def may_change(key: str) -> bool:
+    """Whether a resumed run may have another value of a setting, named as `section.key`."""
+    return key.startswith(MAY_CHANGE)
+
+
 def differences(stored: Recipe, asked: Recipe) -> list[str]:
     """What a resumed run may not change but `asked` does, as `key: stored -> asked`."""
     old, new = _flatten(stored.model_dump()), _flatten(asked.model_dump())
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-        and key not in MAY_CHANGE
-        and key != "launch.kind"
-        and key.split(".")[0] not in ("engine", "tracking")
+        if old.get(key) != new.get(key) and not may_change(key)
     ]
 
 

@@ -32,11 +32,13 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
         f"seed {recipe.seed}",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
     console.print(
         f"policies sealed: {run.policy_versions()}   checkpoints: {run.checkpoint_steps()}",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
     if run.round_indices():
         console.print(rounds_table(run, metrics))
@@ -45,6 +47,7 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
             "overlap: wall / the longer of the two; 1.00 hides the shorter side wholly.",
             style="dim",
             highlight=False,
+            soft_wrap=True,
         )
         for group in islice(last_groups(run), num_groups):
             print_group(group, console)
@@ -53,7 +56,7 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
 
 
 def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
-    table = Table(box=SIMPLE, title="Rounds", title_justify="left")
+    table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True, title="Rounds", title_justify="left")
     for name in (
         "round",
         "policy",

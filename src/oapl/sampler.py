@@ -78,12 +78,13 @@ class Sampler:
                 f"now. Use the same settings, or another run_dir or output_dir."
             )
         missing = [n for n in range(worker, round.num_shards, num_workers) if not folder.has_shard(n)]
+        patience = min(MAX_FAILED_IN_A_ROW, len(missing) * round.prompts_per_shard)
         if missing:
             self.hold(round.policy)
         for number in missing:
             if self.should_stop():
                 return
-            shard = self.make_shard(round, number)
+            shard = self.make_shard(round, number, patience)
             folder.write_shard(round, number, shard)
             self._on_shard(
                 {
@@ -99,8 +100,9 @@ class Sampler:
         if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
             folder.seal(round)
 
-    def make_shard(self, round: Round, number: int) -> Shard:
-        """The groups of one shard. Raises TaskError where grading fails again and again, or for a whole step."""
+    def make_shard(self, round: Round, number: int, patience: int) -> Shard:
+        """The groups of one shard. Raises TaskError where `patience` groups in a row, or all of an optimizer step,
+        could not be graded: better to end with nothing stored than to go on without rewards."""
         start = time.monotonic()
         positions = round.positions(number)
         prompts = [self.task.prompt(*split_and_index(round.prompt_ids[position])) for position in positions]
@@ -115,9 +117,9 @@ class Sampler:
             except GradingError as error:
                 failed.append(FailedGroup(position, prompt.id, str(error)))
                 self._failed_in_a_row += 1
-                if self._failed_in_a_row == MAX_FAILED_IN_A_ROW:
+                if self._failed_in_a_row >= patience:
                     raise TaskError(
-                        f"{MAX_FAILED_IN_A_ROW} groups in a row could not be graded, the last ({prompt.id}) because "
+                        f"{self._failed_in_a_row} groups in a row could not be graded, the last ({prompt.id}) because "
                         f"{error}. Mend it and run the same command again."
                     ) from error
         if not groups and prompts[0].id.startswith("train/"):
@@ -171,7 +173,7 @@ def split_and_index(prompt_id: str) -> tuple[Split, int]:
 
 
 def check_prompts(
-    recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 512
+    recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 32
 ) -> None:
     """Fails early on prompts that could not be sampled: every one of a dataset, some of an endless task."""
     sampling = SamplingParams(

@@ -77,19 +77,24 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises StoreError where the file is not the JSON object that was stored."""
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """Raises StoreError where the file is not a JSON object that has all of `keys`."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise StoreError(f"{path} should hold a JSON object, found {type(value).__name__}")
+    if missing := [key for key in keys if key not in value]:
+        raise StoreError(f"{path} lacks {', '.join(f'`{key}`' for key in missing)}. The file was altered")
     return value
 
 
 def write_sealed_folder(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a folder, then shows it under its name, whole, with `facts` and its digests in its seal."""
+    """Lets `write` fill a folder, then shows it under its name, whole, with `facts` and its digests in its seal.
+
+    A folder of that name that has lost its seal is moved aside.
+    """
     partial = folder.with_name(f".{folder.name}.partial")
     with storing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -101,13 +106,15 @@ def write_sealed_folder(folder: Path, facts: Mapping[str, Any], write: Callable[
         for path in files:
             fsync(path)
         write_json(partial / SEAL, {**facts, "files": {path.name: digest_file(path) for path in files}})
+        if folder.exists():
+            move_aside(folder)
         os.rename(partial, folder)
         fsync(folder.parent)
 
 
 def verify_sealed_folder(folder: Path) -> dict[str, Any]:
     """The folder's seal. Raises StoreError that names the first file that is missing or altered."""
-    seal = read_json(folder / SEAL)
+    seal = read_json(folder / SEAL, "files")
     for name, digest in seal["files"].items():
         path = folder / name
         if not path.is_file():

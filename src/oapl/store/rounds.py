@@ -42,6 +42,18 @@ SCHEMA = pa.schema(
 )
 """One row a completion; docs/store.md explains the columns."""
 
+SHARD_FACTS = (
+    "digest",
+    "num_groups",
+    "num_completions",
+    "num_tokens",
+    "sampling_s",
+    "grading_s",
+    "mismatch",
+    "failed",
+)
+"""What a shard's seal says."""
+
 
 class RoundFolder:
     """The files of one round. Only a sampler writes here."""
@@ -100,7 +112,7 @@ class RoundFolder:
 
     def shard_seal(self, number: int) -> dict[str, Any]:
         """What is known of a stored shard without reading its completions."""
-        return read_json(self.seal_path(number))
+        return read_json(self.seal_path(number), *SHARD_FACTS)
 
     def read_shard(self, number: int) -> Shard:
         """Raises StoreError where the shard is missing or does not match its seal."""
@@ -116,7 +128,10 @@ class RoundFolder:
                 f"The file was altered or cut short"
             )
         groups = tuple(table_groups(pq.read_table(pa.BufferReader(data))))
-        failed = tuple(FailedGroup(**failure) for failure in seal["failed"])
+        try:
+            failed = tuple(FailedGroup(**failure) for failure in seal["failed"])
+        except TypeError as error:
+            raise StoreError(f"{self.seal_path(number)} does not describe its failed groups: {error}") from error
         return Shard(groups, failed, seal["sampling_s"], seal["grading_s"], seal["mismatch"])
 
     def set_damaged_shard_aside(self, number: int) -> str | None:
@@ -129,7 +144,7 @@ class RoundFolder:
             for path in (self.seal_path(number), self.parquet_path(number)):
                 if path.exists():
                     move_aside(path)
-            if self.is_sealed():
+            if (self.path / SEAL).exists():
                 move_aside(self.path / SEAL)
             return str(error)
         return None
@@ -149,7 +164,7 @@ class RoundFolder:
         )
 
     def is_sealed(self) -> bool:
-        return (self.path / SEAL).exists()
+        return self.is_open() and (self.path / SEAL).exists()
 
 
 def shard_table(round: Round, shard: Shard) -> pa.Table:

@@ -30,7 +30,7 @@ from oapl.store.files import (
     write_sealed_folder,
 )
 from oapl.store.rounds import RoundFolder
-from oapl.types import PolicyRef
+from oapl.types import PolicyRef, Round
 
 
 class RunFolder:
@@ -68,7 +68,7 @@ class RunFolder:
         path = self.policy_path(version)
         if not (path / SEAL).exists():
             return None
-        seal = read_json(path / SEAL)
+        seal = read_json(path / SEAL, "step", "files")
         return PolicyRef(version, seal["step"], weights_digest(seal["files"]))
 
     def verified_policy_path(self, policy: PolicyRef) -> Path:
@@ -154,6 +154,18 @@ def weights_digest(files: Mapping[str, str]) -> str:
     return digest_bytes("".join(f"{name}:{digest}\n" for name, digest in sorted(weights.items())).encode())
 
 
+def is_of_other_weights(run: RunFolder, round: Round, version: int) -> bool:
+    """Whether a round contradicts the policy it should be of, which is there and whole."""
+    try:
+        policy = run.policy(version)
+        if policy is None or policy == round.policy:
+            return False
+        run.verified_policy_path(policy)
+    except StoreError:
+        return False
+    return True
+
+
 def put_in_order(
     run: RunFolder, steps_per_round: int, num_rounds: int, policy_of_round: Callable[[int], int]
 ) -> list[str]:
@@ -192,6 +204,12 @@ def put_in_order(
             round = folder.load()
         except StoreError as error:
             set_aside(folder.path / "round.json", error)
+            if (folder.path / SEAL).exists():  # else no sampler would look at it again
+                move_aside(folder.path / SEAL)
+            continue
+        version = policy_of_round(index)
+        if is_of_other_weights(run, round, version):
+            set_aside(folder.path, f"{folder.path} was sampled from other weights than policy {version}")
             continue
         for shard in range(round.num_shards):
             if (damage := folder.set_damaged_shard_aside(shard)) is not None:

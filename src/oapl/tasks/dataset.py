@@ -4,7 +4,6 @@ with TRL's signature, `reward(prompts, completions, **columns) -> list[float | N
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,12 @@ from oapl.config import TaskConfig
 from oapl.errors import GradingError, TaskError
 from oapl.tasks.worker import FunctionWorker
 from oapl.types import Prompt, Split
+
+LARGEST_REWARD = 3.4e38
+"""Rewards are stored in float32."""
+
+RESERVED = ("prompts", "completions")
+"""What a reward function is given besides the dataset's columns."""
 
 
 class DatasetTask:
@@ -26,6 +31,11 @@ class DatasetTask:
         if config.eval_dataset is not None:
             self._rows["evaluation"] = load_rows(config.eval_dataset, config.eval_split, "task.eval_dataset")
         else:
+            if len(self._rows["train"]) == 1:
+                raise TaskError(
+                    f"task.dataset = {config.dataset!r} has a single row, too few to hold one out for evaluation. "
+                    f"Add rows, or name a held-out file as task.eval_dataset."
+                )
             self._rows["evaluation"], self._rows["train"] = hold_out(self._rows["train"])
         self._worker = FunctionWorker(config.reward_func, config.reward_timeout_s)
 
@@ -74,8 +84,8 @@ def checked_rewards(values: Any, count: int, function: str) -> list[float]:
             reward = float(value)
         except (TypeError, ValueError):
             raise GradingError(f"{function} returned {value!r} for completion {index}: not a number") from None
-        if not math.isfinite(reward):
-            raise GradingError(f"{function} returned {reward} for completion {index}: not finite")
+        if not abs(reward) <= LARGEST_REWARD:
+            raise GradingError(f"{function} returned {reward} for completion {index}: not finite in float32")
         rewards.append(reward)
     return rewards
 
@@ -104,6 +114,8 @@ def load_rows(source: str, split: str, setting: str) -> Any:
         if path.suffix in (".jsonl", ".json", ".parquet"):
             if not path.is_file():
                 raise TaskError(f"{setting} = {source!r}: there is no such file.")
+            if path.stat().st_size == 0:
+                raise TaskError(f"{setting} = {source!r} has no rows.")
             kind = "parquet" if path.suffix == ".parquet" else "json"
             rows = datasets.load_dataset(kind, data_files=str(path), split="train")
         else:
@@ -111,14 +123,20 @@ def load_rows(source: str, split: str, setting: str) -> Any:
     except TaskError:
         raise
     except Exception as error:  # the library raises its own, pyarrow's and the network's errors
+        cause = error.__cause__ or error
         raise TaskError(
             f"{setting} = {source!r} cannot be read. Give a .jsonl or .parquet file, or a dataset's name on the hub. "
-            f"({type(error).__name__}: {error})"
+            f"({type(cause).__name__}: {cause})"
         ) from error
     if "prompt" not in rows.column_names:
         raise TaskError(
             f"{setting} = {source!r} has no `prompt` column; it has {', '.join(rows.column_names)}. "
             f"Rename one to `prompt`."
+        )
+    for name in set(RESERVED).intersection(rows.column_names):
+        raise TaskError(
+            f"{setting} = {source!r} has a column `{name}`, the name of an argument that every reward function has. "
+            f"Rename it."
         )
     if len(rows) == 0:
         raise TaskError(f"{setting} = {source!r} has no rows.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -50,14 +51,14 @@ class ReasoningGymTask:
 
 def score_all(dataset: str, args: Mapping[str, Any], seed: int, index: int, completions: Sequence[str]) -> list[float]:
     """The worker's side: the dataset's own score, between 0 and 1, of each completion."""
-    source = cached_dataset(dataset, tuple(sorted(args.items())), seed)
+    source = cached_dataset(dataset, json.dumps(args), seed)
     entry = source[index]
     return [float(source.score_answer(answer=completion.strip(), entry=entry)) for completion in completions]
 
 
 @lru_cache(maxsize=4)
-def cached_dataset(dataset: str, args: tuple[tuple[str, Any], ...], seed: int) -> Any:
-    return make_dataset(dataset, dict(args), seed)
+def cached_dataset(dataset: str, args: str, seed: int) -> Any:
+    return make_dataset(dataset, json.loads(args), seed)
 
 
 def version() -> str:

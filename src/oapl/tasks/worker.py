@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -63,6 +64,10 @@ class FunctionWorker:
             code = self._process.join() or self._process.exitcode
             self.close()
             raise GradingError(f"{self.function} ended its process (exit code {code})") from None
+        except (ImportError, AttributeError, pickle.UnpicklingError) as error:
+            raise GradingError(
+                f"{self.function} returned what only its own process can read ({error}): it must return numbers"
+            ) from error
         return status, value
 
     def close(self) -> None:
