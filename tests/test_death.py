@@ -41,9 +41,7 @@ class ForkServer:
 def server() -> Iterator[ForkServer]:
     made = ForkServer()
     yield made
-    assert made.process.stdin is not None
-    made.process.stdin.close()
-    made.process.wait(timeout=30)
+    made.process.communicate(timeout=30)
 
 
 def sealed_groups(run: RunFolder) -> dict[tuple[int, int], str]:
@@ -228,7 +226,8 @@ def test_a_request_to_stop_saves_and_the_same_command_continues(write_recipe, tm
     stopped_at = run.checkpoint_steps()[-1]
     assert stopped_at == run.metrics()[-1]["step"]  # no step is lost
     launcher = start(recipe, run)
-    assert launcher.wait(timeout=300) == 0
+    _, stderr = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, stderr.decode()
     assert_complete(run, 120, 12)
     assert read_json(run.summary_path)["resumed_from_step"] == stopped_at
 
