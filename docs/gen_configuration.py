@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
-from oapl.config import Recipe, differences
+from oapl.config import Recipe, may_change
 
 MARK = "<!-- SETTINGS -->"
 LIMITS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
@@ -33,7 +32,7 @@ def table(section: str, fields: dict[str, Any], required: Any) -> str:
     lines += ["| key | default | values | meaning | resume |", "|---|---|---|---|---|"]
     for key, field in fields.items():
         default = "required" if key in required else f"`{as_toml(field.get('default'))}`"
-        change = "may change" if may_change(section, key) else ""
+        change = "may change" if may_change(f"{section}.{key}") else ""
         lines.append(f"| `{key}` | {default} | {values(field)} | {field['description']} | {change} |")
     return "\n".join([*lines, ""])
 
@@ -55,9 +54,3 @@ def values(field: dict[str, Any]) -> str:
         return "table"
     limits = [f"{sign} {field[name]}" for name, sign in LIMITS.items() if name in field]
     return " ".join([NAMES[field["type"]], " and ".join(limits)]).strip()
-
-
-def may_change(section: str, key: str) -> bool:
-    """Whether a resumed run may change a setting: what `differences` makes of two recipes that differ in it."""
-    stored, asked = ({section: {key: value}} if section else {key: value} for value in (0, 1))
-    return not differences(SimpleNamespace(model_dump=lambda: stored), SimpleNamespace(model_dump=lambda: asked))

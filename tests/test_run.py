@@ -97,14 +97,20 @@ def test_seeds_train_on_different_problems_and_are_evaluated_on_the_same(write_r
         assert train(write_recipe(), run, "--seed", str(seed)) == 0
     trained = [set(run.round(0).load().prompt_ids) for run in runs]
     assert not trained[0] & trained[1]
-    assert runs[0].evaluation("base").load().prompt_ids == runs[1].evaluation("base").load().prompt_ids
+    assert runs[0].evaluation(0).load().prompt_ids == runs[1].evaluation(0).load().prompt_ids
 
 
 def test_a_finished_run_can_be_made_longer(finished: RunFolder, write_recipe):
-    (finished.path / "evaluations" / "final").rename(finished.path / "evaluations" / "after-12")
     assert train(write_recipe(), finished, "--trainer.num_steps", "16") == 0
     assert finished.policy_versions() == [0, 1, 2, 3, 4]
-    assert read_json(finished.summary_path)["num_steps"] == 16
+    summary = read_json(finished.summary_path)
+    assert summary["num_steps"] == 16
+    assert summary["final"]["policy_version"] == 4
+
+
+def test_a_run_cannot_be_made_shorter_than_it_is(finished: RunFolder, write_recipe, capsys):
+    message = refusal(write_recipe(), finished, capsys, "--trainer.num_steps", "8")
+    assert "has been trained for 12 steps, more than trainer.num_steps = 8. Give at least 12" in message
 
 
 def test_dry_run_prints_the_resolved_recipe_and_makes_nothing(write_recipe, run: RunFolder, capsys):
@@ -313,7 +319,7 @@ DAMAGES = {
     "a policy and a shard it must sample again": (
         ["policies/000001/model.safetensors", "rounds/000001/groups-00003.parquet"],
         flip_a_bit,
-        "policy 1 is made again from step 4",
+        "Policy 1 is made again from step 4",
     ),
 }
 
@@ -379,7 +385,7 @@ def test_sample_alone_fills_what_it_can_and_train_uses_it(write_recipe, run: Run
 
 def test_eval_of_a_run_scores_its_newest_policy_as_the_run_did(finished: RunFolder, capsys):
     assert main(["eval", str(finished.path)]) == 0
-    scored = read_json(finished.path / "evaluations" / "policy-000003" / "summary.json")
+    scored = read_json(finished.path / "evaluations" / "000003" / "summary.json")
     assert scored["pass_at_k"] == read_json(finished.summary_path)["final"]["pass_at_k"]
     assert main(["eval", str(finished.path), "--policy", "9"]) == 2
     assert "policy 9 is not among them" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors import SafetensorError
 
 from helpers import make_completion, make_group, make_round, make_shard
 from oapl.errors import StoreError
@@ -25,6 +26,7 @@ from oapl.store.files import (
     digest_file,
     move_aside,
     numbered_folders,
+    storing,
     verify_sealed_folder,
     write_bytes,
     write_sealed_folder,
@@ -502,7 +504,7 @@ def test_policies_and_rounds_that_training_has_yet_to_reach_again_are_set_aside(
     notes = order(run)
     assert run.checkpoint_steps() == [0, 2]
     assert (run.policy_versions(), run.round_indices()) == ([0, 1], [0, 1])
-    assert "Step 4 is trained again, so policy 2 of the first time is not used. Moved to 000002.aside-1." in notes
+    assert "Step 4 is trained again, so policy 2 is made anew. Moved to 000002.aside-1." in notes
     assert len(notes) == 3
     assert order(run) == []
 
@@ -600,7 +602,7 @@ def test_a_damaged_policy_is_made_again_from_the_checkpoint_of_its_step(tmp_path
     assert run.policy_versions() == [0]
     assert (run.path / "policies" / "000001.aside-1").is_dir()
     assert run.checkpoint_steps() == [0, 2]  # so that training passes step 2 again and seals policy 1
-    assert any("policy 1 is made again from step 2. Moved to 000003.aside-1." in note for note in notes)
+    assert any("Policy 1 is made again from step 2. Moved to 000003.aside-1." in note for note in notes)
     assert run.round(1).has_shard(0)
     publish(run, 1)
     assert order(run) == []
@@ -647,3 +649,12 @@ def test_what_is_no_part_of_a_run_is_ignored(tmp_path: Path):
         (tmp_path / "rounds" / name).mkdir()
     assert order(run) == []
     assert (run.checkpoint_steps(), run.policy_versions(), run.round_indices()) == ([0, 2], [0, 1], [0, 1])
+
+
+def test_what_safetensors_says_of_a_full_disk_reads_like_any_other(tmp_path: Path):
+    error = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with (
+        pytest.raises(StoreError, match=r"No space left on device. The disk is full. Free some space"),
+        storing(tmp_path / "model.safetensors"),
+    ):
+        raise error

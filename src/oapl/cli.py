@@ -45,7 +45,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     sample = add_command(commands, "sample", sample_command, "fill a run's rounds, without training")
     sample.add_argument("recipe", type=Path, help="a TOML recipe")
     sample.add_argument("--run_dir", type=Path, help="the run's folder; runs/<recipe> by default")
-    sample.add_argument("--follow", action="store_true", help="wait for the policies that a trainer has yet to seal")
 
     evaluate = add_command(commands, "eval", eval_command, "pass@k of a model, or of a run's policy")
     evaluate.add_argument("target", help="a run folder, a model folder, a hub name or builtin:countdown")
@@ -124,7 +123,7 @@ def sample_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) 
     recipe = load_recipe(arguments.recipe, overrides)
     console, run = Console(), RunFolder(run_dir_of(arguments))
     with Progress(recipe, console) as progress:
-        waiting = launch.sample(recipe, run, progress, follow=arguments.follow)
+        waiting = launch.sample(recipe, run, progress)
     if waiting is None:
         console.print(f"every round of {run.path} is sampled")
     else:

@@ -99,7 +99,9 @@ class TrainerConfig(Section):
     bf16: bool = Field(False, description="Autocast to bfloat16; weights and optimizer stay in float32.")
     device: str = Field("cpu", description="`cpu` or `cuda`.")
     num_threads: Count = Field(1, description="CPU threads of the trainer.")
-    save_steps: Count | None = Field(None, description="Steps between checkpoints; by default one at each weight sync.")
+    save_steps: Count | None = Field(
+        None, description="Also save a checkpoint every so many steps, besides the one at each weight sync."
+    )
     save_total_limit: int = Field(2, ge=2, description="Checkpoints kept; older ones are removed.")
 
     @model_validator(mode="after")

@@ -35,6 +35,9 @@ StepListener = Callable[[Mapping[str, Any]], None]
 STOP_PATIENCE_S = 120.0
 """Seconds a process may take to end its step and save, once told to stop."""
 
+LEAST_HOLD = 0.05
+"""beta2 times the surprise of an answer (nats) below which a run is warned: 0.005 collapses (docs/findings.md)."""
+
 TOLD_TO_STOP = 3
 """Exit code of a process that ended early, and well, since it got SIGTERM."""
 
@@ -55,6 +58,8 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
 
         def on_step(record: Mapping[str, Any]) -> None:
+            if record["step"] == 1 and (warning := beta2_warning(recipe, record["surprise"])):
+                progress.note(warning)
             progress.step(record)
             for tracker in trackers:
                 tracker.log(record)
@@ -68,14 +73,31 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         return finish(recipe, run, wall_s=time.monotonic() - start, resumed_from=resumed_from)
 
 
+def beta2_warning(recipe: Recipe, surprise: float) -> str | None:
+    """What to say of a beta2 that is too small for answers of this mean surprise (nats), or None."""
+    hold = recipe.loss.beta2 * surprise
+    if hold >= LEAST_HOLD:
+        return None
+    return (
+        f"loss.beta2 times the answers' mean surprise is {hold:.2g}: so little hardly holds the policy, "
+        f"and right answers may be unlearnt. With {surprise:.1f} nats an answer, try loss.beta2 = {LEAST_HOLD / surprise:.1g} or more."
+    )
+
+
 def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
     """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
     with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
         check_same_run(recipe, run)
+        trainer = recipe.trainer
+        notes = put_in_order(run, trainer.weight_sync_steps, trainer.num_rounds, recipe.policy_of_round)
+        if (step := max(run.checkpoint_steps(), default=0)) > trainer.num_steps:
+            raise ConfigError(
+                f"{run.path} has been trained for {step} steps, more than trainer.num_steps = {trainer.num_steps}. "
+                f"Give at least {step}, or choose another run_dir."
+            )
         write_bytes(run.config_path, dump_recipe(recipe).encode())
         write_json(run.path / "environment.json", environment())
-        trainer = recipe.trainer
-        return put_in_order(run, trainer.weight_sync_steps, trainer.num_rounds, recipe.policy_of_round)
+        return notes
 
 
 def check_same_run(recipe: Recipe, run: RunFolder) -> None:
@@ -106,16 +128,14 @@ def environment() -> dict[str, Any]:
 
 def is_finished(recipe: Recipe, run: RunFolder) -> bool:
     """Whether nothing is left to train or evaluate."""
-    return run.policy(recipe.trainer.num_rounds) is not None and all(
-        run.evaluation(name).is_sealed() for name in ("base", "final")
-    )
+    return all(run.policy(v) is not None and run.is_evaluated(v) for v in (0, recipe.trainer.num_rounds))
 
 
 def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:
     """Writes summary.json and the picture from what the run folder holds."""
     threshold = recipe.task.success_threshold
-    base = read_scores(run.evaluation("base"), threshold)
-    final = read_scores(run.evaluation("final"), threshold)
+    base = read_scores(run.evaluation(0), threshold)
+    final = read_scores(run.evaluation(recipe.trainer.num_rounds), threshold)
     metrics = run.metrics()
     summary = {
         **summarize_run(base, final),
@@ -130,7 +150,7 @@ def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) 
     return summary
 
 
-def sample(recipe: Recipe, run: RunFolder, progress: Progress, *, follow: bool) -> int | None:
+def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
     """Samples on its own: see `oapl.sampler.run_sampler`."""
     from oapl import roles
     from oapl.trainer import ensure_first_policy
@@ -143,7 +163,7 @@ def sample(recipe: Recipe, run: RunFolder, progress: Progress, *, follow: bool) 
                 ensure_first_policy(recipe, run)
         check_same_run(recipe, run)
         progress.phase("sampling")
-        return roles.sample(recipe, run, events, follow=follow)
+        return roles.sample(recipe, run, events, follow=False)
 
 
 def evaluate_policy(
@@ -156,7 +176,7 @@ def evaluate_policy(
     if not versions or (version is not None and version not in versions):
         raise ConfigError(f"{run.path} has policies {versions}; policy {version} is not among them.")
     chosen = versions[-1] if version is None else version
-    folder = RoundFolder(output_dir or run.path / "evaluations" / f"policy-{chosen:06d}")
+    folder = RoundFolder(output_dir) if output_dir else run.evaluation(chosen)
     with stoppable(progress) as events:
         progress.phase(f"evaluating policy {chosen}")
         roles.evaluate(recipe, run, events, folder=folder, version=chosen)
@@ -226,14 +246,14 @@ def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, on_step: Step
         roles.use_threads(recipe.trainer.num_threads)
         ensure_first_policy(recipe, run)
         progress.phase("base evaluation")
-        roles.evaluate(recipe, run, events, folder=run.evaluation("base"), version=0)
+        roles.evaluate(recipe, run, events, folder=run.evaluation(0), version=0)
         if not events.should_stop():
             progress.phase("training")
             roles.train_inline(recipe, run, events)
         if not events.should_stop():
             progress.phase("final evaluation")
             last = recipe.trainer.num_rounds
-            roles.evaluate(recipe, run, events, folder=run.evaluation("final"), version=last)
+            roles.evaluate(recipe, run, events, folder=run.evaluation(last), version=last)
 
 
 # Several processes
@@ -252,7 +272,7 @@ class Child:
         )
         self.process.start()
         theirs.close()
-        self.error: str | None = None
+        self.error: OaplError | None = None
 
     def failure(self) -> OaplError | None:
         """Why the process ended before its work was done; None while it runs or where it ended well."""
@@ -260,7 +280,7 @@ class Child:
         if code is None or code == 0:
             return None
         if self.error is not None:
-            return WorkerError(self.error)
+            return self.error
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
@@ -281,6 +301,7 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     threading.Thread(target=end_with_parent, daemon=True).start()
+    code = 1
     try:
         from oapl import roles
 
@@ -291,12 +312,16 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
             on_shard=lambda record: connection.send(("shard", dict(record))),
         )
         getattr(roles, role)(load_recipe(run.config_path), run, events, **arguments)
-        if stop.is_set():
-            sys.exit(TOLD_TO_STOP)
+        code = TOLD_TO_STOP if stop.is_set() else 0
     except OaplError as error:
         traceback.print_exc()
-        connection.send(("error", str(error)))
-        sys.exit(1)
+        connection.send(("error", error))
+    except Exception:
+        traceback.print_exc()
+    connection.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is stored; what threads of native libraries do at a slow exit is not worth waiting for
 
 
 def end_with_parent() -> None:
@@ -314,26 +339,26 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, on_step: S
     try:
         if not trained:
             crew.start("trainer", "train")
-        if not run.evaluation("base").is_sealed():
+        if not run.is_evaluated(0):
             progress.phase("base evaluation")
-            evaluate_with(crew, recipe, "base", version=0)
+            evaluate_with(crew, recipe, version=0)
         if not trained:
             progress.phase("training")
             crew.start("sampler", "sample", follow=True)
             crew.wait_for("trainer", "sampler")
-        if not run.evaluation("final").is_sealed():
+        if not run.is_evaluated(last):
             progress.phase("final evaluation")
-            evaluate_with(crew, recipe, "final", version=last)
+            evaluate_with(crew, recipe, version=last)
     except BaseException:
         crew.stop()
         raise
 
 
-def evaluate_with(crew: Crew, recipe: Recipe, name: str, version: int) -> None:
+def evaluate_with(crew: Crew, recipe: Recipe, version: int) -> None:
     count = recipe.evaluation.num_workers
     workers = [f"evaluation-{worker}" for worker in range(count)]
     for worker, child in enumerate(workers):
-        folder = crew.run.evaluation(name)
+        folder = crew.run.evaluation(version)
         crew.start(child, "evaluate", folder=folder, version=version, worker=worker, num_workers=count)
     crew.wait_for(*workers)
 

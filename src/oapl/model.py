@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -47,9 +49,10 @@ def load_model(name_or_path: str, dtype: str, device: str) -> PreTrainedModel:
         raise ModelError(
             f"device = {device!r}: torch {torch.__version__} sees no CUDA device here. Use device = 'cpu'."
         )
+    transformers.utils.logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(resolve(name_or_path), dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise _cannot_load("model", name_or_path, error) from error
     return model.to(device).eval()
 

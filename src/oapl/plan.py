@@ -55,7 +55,6 @@ def plan_evaluation(recipe: Recipe, task: Task, policy: PolicyRef) -> Round:
     """A round of held-out prompts, the same ones and the same random streams for every policy."""
     available = task.num_prompts("evaluation")
     num_prompts = recipe.evaluation.num_prompts if available is None else min(available, recipe.evaluation.num_prompts)
-    per_shard = next(size for size in range(-(-num_prompts // EVALUATION_SHARDS), 0, -1) if num_prompts % size == 0)
     return Round(
         index=policy.version,
         policy=policy,
@@ -66,6 +65,6 @@ def plan_evaluation(recipe: Recipe, task: Task, policy: PolicyRef) -> Round:
         ),
         seed=derive_seed(recipe.seed, "evaluation"),
         prompt_ids=tuple(f"evaluation/{i}" for i in range(num_prompts)),
-        prompts_per_shard=per_shard,
+        prompts_per_shard=-(-num_prompts // EVALUATION_SHARDS),
         verifier=task.verifier,
     )

@@ -69,7 +69,7 @@ class Progress:
         self._shards_done += 1
         if event["num_failed_groups"]:
             self.note(
-                f"round {event['round']}, shard {event['shard']}: {event['num_failed_groups']} groups failed grading"
+                f"{self._phase}, round {event['round']}, shard {event['shard']}: {event['num_failed_groups']} groups failed grading"
             )
         self.refresh()
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from oapl.config import Recipe
 from oapl.model import resolve
 from oapl.plan import plan_evaluation, plan_round
 from oapl.sampler import Sampler, run_sampler
 from oapl.store import RoundFolder, RunFolder
+from oapl.store.files import digest_file
+from oapl.store.run import weights_digest
 from oapl.trainer import run_trainer, wait_until
 from oapl.types import PolicyRef
 
@@ -34,7 +35,6 @@ class Events:
 
 
 def use_threads(count: int) -> None:
-    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(count)
 
 
@@ -66,8 +66,6 @@ def evaluate(
     num_workers: int = 1,
 ) -> None:
     """Samples this worker's part of an evaluation of the run's policy `version`, as soon as there is one."""
-    if folder.is_sealed():
-        return
     wait_until(lambda: run.policy(version) is not None, events.should_stop)
     if (policy := run.policy(version)) is not None:
         sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
@@ -75,10 +73,12 @@ def evaluate(
 
 
 def evaluate_model(recipe: Recipe, name_or_path: str, events: Events, folder: RoundFolder) -> None:
-    """Samples an evaluation of a model that is no run's policy. The model's name stands for its digest."""
+    """Samples an evaluation of a model that is no run's policy. A hub model's name stands for its digest."""
     path = Path(resolve(name_or_path))
+    files = {file.name: digest_file(file) for file in sorted(path.glob("*.safetensors"))}
+    digest = weights_digest(files) if files else name_or_path
     sampler = Sampler(recipe, lambda _: path, events.should_stop, events.on_shard)
-    fill_evaluation(sampler, PolicyRef(0, 0, name_or_path), folder, worker=0, num_workers=1)
+    fill_evaluation(sampler, PolicyRef(0, 0, digest), folder, worker=0, num_workers=1)
 
 
 def fill_evaluation(sampler: Sampler, policy: PolicyRef, folder: RoundFolder, worker: int, num_workers: int) -> None:
@@ -96,9 +96,8 @@ def train_inline(recipe: Recipe, run: RunFolder, events: Events) -> None:
     sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
 
     def fill_round(index: int) -> None:
-        if not run.round(index).is_sealed():
-            policy = run.policy(recipe.policy_of_round(index))
-            assert policy is not None
+        policy = run.policy(recipe.policy_of_round(index))
+        if policy is not None:  # else its round is complete, and needs it no more
             sampler.fill(run.round(index), plan_round(recipe, sampler.task, policy, index))
 
     try:

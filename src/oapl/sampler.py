@@ -193,9 +193,9 @@ def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None
     Returns the index of the first round that still lacks its policy, or None where all are filled.
     """
     for index in range(sampler.recipe.trainer.num_rounds):
-        if run.round(index).is_sealed():
-            continue
         version = sampler.recipe.policy_of_round(index)
+        if run.round(index).is_sealed() and run.policy(version) in (None, run.round(index).load().policy):
+            continue
         while (policy := run.policy(version)) is None:
             if not follow or sampler.should_stop():
                 return index

@@ -191,13 +191,21 @@ def scheduled_learning_rate(config: TrainerConfig, step: int) -> float:
 def start_or_resume(recipe: Recipe, run: RunFolder) -> Trainer:
     """The trainer at the newest checkpoint; without one, at the model itself, which becomes checkpoint 0."""
     steps = run.checkpoint_steps()
-    source = str(run.policy_path(0)) if steps and run.policy(0) is not None else recipe.model.name_or_path
-    trainer = Trainer(recipe, source)
+    trainer = Trainer(recipe, source_of(recipe, run) if steps else recipe.model.name_or_path)
     if steps:
         trainer.read_checkpoint(run.checkpoint_path(steps[-1]))
     else:
         run.write_checkpoint(0, trainer.write_checkpoint)
     return trainer
+
+
+def source_of(recipe: Recipe, run: RunFolder) -> str:
+    """Where a resumed run takes its model's architecture from: its own policy 0, if that is whole."""
+    try:
+        policy = run.policy(0)
+        return str(run.verified_policy_path(policy)) if policy is not None else recipe.model.name_or_path
+    except StoreError:
+        return recipe.model.name_or_path
 
 
 def publish(trainer: Trainer, run: RunFolder) -> None:
@@ -214,14 +222,18 @@ def publish(trainer: Trainer, run: RunFolder) -> None:
 
 
 def probe_sequences(trainer: Trainer, run: RunFolder, version: int) -> list[list[int]]:
-    """What the policy's probe is scored on: completions of the round before it, or at first a few prompts."""
-    if version == 0:
+    """What the policy's probe is scored on: completions of the round before it, or else a few prompts."""
+    try:
+        shard = run.round(version - 1).read_shard(trainer.config.weight_sync_steps - 1) if version > 0 else None
+    except StoreError:  # lost since it was trained on
+        shard = None
+    if shard is None:
         task = make_task(trainer.recipe.task)
         prompts = [
             task.prompt("train", index % (task.num_prompts("train") or 2**31)) for index in range(NUM_PROBE_SEQUENCES)
         ]
-        return [encode_prompt(trainer.tokenizer, prompt.text) for prompt in prompts]
-    shard = run.round(version - 1).read_shard(trainer.config.weight_sync_steps - 1)
+        encoded = [encode_prompt(trainer.tokenizer, prompt.text) for prompt in prompts]
+        return [prompt_ids for prompt_ids in encoded if len(prompt_ids) > 1]
     return [
         [*group.prompt_ids.tolist(), *group.completions[0].token_ids.tolist()]
         for group in shard.groups[:NUM_PROBE_SEQUENCES]
@@ -250,7 +262,7 @@ def run_trainer(
         index, number = divmod(trainer.step, config.weight_sync_steps)
         if number == 0:
             publish(trainer, run)
-        if trainer.step == config.num_steps:
+        if trainer.step >= config.num_steps:
             return
         save_s = clock.lap()
         if number == 0 or first:

@@ -140,11 +140,12 @@ class Round:
 
     @property
     def num_shards(self) -> int:
-        return len(self.prompt_ids) // self.prompts_per_shard
+        return -(-len(self.prompt_ids) // self.prompts_per_shard)
 
     def positions(self, shard: int) -> range:
         """The positions of a shard's prompts in `prompt_ids`."""
-        return range(shard * self.prompts_per_shard, (shard + 1) * self.prompts_per_shard)
+        start = shard * self.prompts_per_shard
+        return range(start, min(start + self.prompts_per_shard, len(self.prompt_ids)))
 
 
 @dataclass(frozen=True)

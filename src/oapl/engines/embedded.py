@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from oapl.config import EngineConfig
 from oapl.engines.base import Engine
+from oapl.errors import EngineError
 from oapl.model import context_length, eos_token_ids, load_model, score
 from oapl.types import Completion, Request, SamplingParams
 
@@ -81,6 +82,11 @@ class EmbeddedEngine(Engine):
             mask_BP = torch.cat([mask_BP, mask_BP.new_ones(len(row_B), 1)], dim=-1)
             logits_BV = self._forward(token_B[:, None], mask_BP, position_B[:, None], cache)
             position_B = position_B + 1
+        if not torch.isfinite(logprobs).all():
+            raise EngineError(
+                "the policy gives log-probs that are not finite, so its weights are broken or overflow in "
+                f"engine.dtype = {self._config.dtype!r}. Try engine.dtype = 'float32', or an earlier policy."
+            )
         return [
             Completion(
                 tokens[row, :length].numpy().copy(),

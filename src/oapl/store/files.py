@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from oapl.errors import StoreError
 
 SEAL = "sealed.json"
@@ -35,11 +37,21 @@ def storing(path: Path) -> Iterator[None]:
     """Turns what the operating system refuses into a StoreError that says what to do."""
     try:
         yield
-    except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "Check the run folder and run the same command again")
+    except (OSError, SafetensorError) as error:
+        number = error_number(error)
+        remedy = REMEDIES.get(number, "Check the run folder and run the same command again")
         raise StoreError(
-            f"cannot write {path}: {error.strerror or error}. {remedy}: what was sealed so far is kept."
+            f"cannot write {path}: {os.strerror(number) if number else error}. {remedy}: "
+            f"what was sealed so far is kept."
         ) from error
+
+
+def error_number(error: Exception) -> int:
+    """The operating system's number for what it refused, or 0. safetensors gives it in words alone."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    match = re.search(r"os error (\d+)", str(error))
+    return int(match[1]) if match else 0
 
 
 def digest_bytes(data: bytes) -> str:

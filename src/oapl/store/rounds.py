@@ -90,6 +90,10 @@ class RoundFolder:
     def has_shard(self, shard: int) -> bool:
         return self.seal_path(shard).exists()
 
+    def stored_shards(self) -> list[int]:
+        """The numbers of the shards that are in, rising."""
+        return sorted(int(path.stem.removeprefix("groups-")) for path in self.path.glob("groups-?????.json"))
+
     def write_shard(self, round: Round, number: int, shard: Shard) -> None:
         """Stores the groups, then the seal that makes them count."""
         sink = pa.BufferOutputStream()
@@ -127,7 +131,7 @@ class RoundFolder:
                 f"{path} does not match its seal: SHA-256 {found[:12]}…, sealed as {seal['digest'][:12]}…. "
                 f"The file was altered or cut short"
             )
-        groups = tuple(table_groups(pq.read_table(pa.BufferReader(data))))
+        groups = tuple(table_groups(pq.read_table(pa.BufferReader(data), use_threads=False)))
         try:
             failed = tuple(FailedGroup(**failure) for failure in seal["failed"])
         except TypeError as error:

@@ -4,7 +4,7 @@ config.toml  environment.json  metrics.jsonl  summary.json  pass_at_k.png
 policies/000003/      a plain Hugging Face model folder, its probe and `sealed.json`
 rounds/000003/        the groups that policy sampled (see `oapl.store.rounds`)
 checkpoints/000150/   the trainer's exact state after 150 steps
-evaluations/base/     held-out rounds
+evaluations/000003/   held-out problems, answered by policy 3
 logs/                 what each process printed
 """
 
@@ -22,7 +22,6 @@ from oapl.store.files import (
     SEAL,
     Lock,
     digest_bytes,
-    move_aside,
     numbered_folders,
     read_json,
     storing,
@@ -30,7 +29,7 @@ from oapl.store.files import (
     write_sealed_folder,
 )
 from oapl.store.rounds import RoundFolder
-from oapl.types import PolicyRef, Round
+from oapl.types import PolicyRef
 
 
 class RunFolder:
@@ -98,8 +97,14 @@ class RunFolder:
     def round_indices(self) -> list[int]:
         return [index for index in numbered_folders(self.path / "rounds") if self.round(index).is_open()]
 
-    def evaluation(self, name: str) -> RoundFolder:
-        return RoundFolder(self.path / "evaluations" / name)
+    def evaluation(self, version: int) -> RoundFolder:
+        """The held-out round that a policy sampled."""
+        return RoundFolder(self.path / "evaluations" / f"{version:06d}")
+
+    def is_evaluated(self, version: int) -> bool:
+        """Whether the evaluation of the policy, as it is now, is complete."""
+        folder = self.evaluation(version)
+        return folder.is_sealed() and folder.load().policy == self.policy(version)
 
     # Checkpoints
 
@@ -118,6 +123,8 @@ class RunFolder:
         path = self.checkpoint_path(step)
         leftover = path.with_name(f".{path.name}.removed")
         with storing(path):
+            if leftover.exists():
+                shutil.rmtree(leftover)
             path.rename(leftover)
             shutil.rmtree(leftover)
 
@@ -152,91 +159,3 @@ def weights_digest(files: Mapping[str, str]) -> str:
     if len(weights) == 1:
         return next(iter(weights.values()))
     return digest_bytes("".join(f"{name}:{digest}\n" for name, digest in sorted(weights.items())).encode())
-
-
-def is_of_other_weights(run: RunFolder, round: Round, version: int) -> bool:
-    """Whether a round contradicts the policy it should be of, which is there and whole."""
-    try:
-        policy = run.policy(version)
-        if policy is None or policy == round.policy:
-            return False
-        run.verified_policy_path(policy)
-    except StoreError:
-        return False
-    return True
-
-
-def put_in_order(
-    run: RunFolder, steps_per_round: int, num_rounds: int, policy_of_round: Callable[[int], int]
-) -> list[str]:
-    """Moves aside whatever a resumed run could trip over, so that it is made again; returns what was done and why.
-
-    Checkpoints are checked newest first until one is good. From its round on, every shard is checked, and
-    the policy of every round that still lacks shards. A damaged policy is made again from the checkpoint of
-    its step (policy 0: from the model itself). Raises StoreError where there is none.
-    """
-    notes: list[str] = []
-
-    def set_aside(path: Path, reason: object) -> None:
-        notes.append(f"{reason}. Moved to {move_aside(path).name}.")
-
-    step = 0
-    for candidate in reversed(run.checkpoint_steps()):
-        try:
-            verify_sealed_folder(run.checkpoint_path(candidate))
-        except StoreError as error:
-            set_aside(run.checkpoint_path(candidate), error)
-            continue
-        step = candidate
-        break
-
-    for version in (v for v in run.policy_versions() if v * steps_per_round > step):
-        reason = f"Step {version * steps_per_round} is trained again, so policy {version} of the first time is not used"
-        for index in (index for index in run.round_indices() if policy_of_round(index) == version):
-            set_aside(run.round(index).path, reason)
-        set_aside(run.policy_path(version), reason)
-
-    first = step // steps_per_round
-    complete = set()
-    for index in (index for index in run.round_indices() if index >= first):
-        folder = run.round(index)
-        try:
-            round = folder.load()
-        except StoreError as error:
-            set_aside(folder.path / "round.json", error)
-            if (folder.path / SEAL).exists():  # else no sampler would look at it again
-                move_aside(folder.path / SEAL)
-            continue
-        version = policy_of_round(index)
-        if is_of_other_weights(run, round, version):
-            set_aside(folder.path, f"{folder.path} was sampled from other weights than policy {version}")
-            continue
-        for shard in range(round.num_shards):
-            if (damage := folder.set_damaged_shard_aside(shard)) is not None:
-                notes.append(f"{damage}. Moved aside; it is sampled again.")
-        if all(folder.has_shard(shard) for shard in range(round.num_shards)):
-            complete.add(index)
-
-    incomplete = {first, first + 1, *run.round_indices()} - complete
-    for version in sorted({policy_of_round(index) for index in incomplete if first <= index < num_rounds}):
-        maker = version * steps_per_round
-        if maker > step:
-            continue  # training has yet to reach it
-        path = run.policy_path(version)
-        try:
-            policy = run.policy(version)
-            if policy is None:
-                raise StoreError(f"{path} is missing")
-            run.verified_policy_path(policy)
-        except StoreError as error:
-            if path.exists():
-                set_aside(path, error)
-            if version > 0 and maker not in run.checkpoint_steps():
-                raise StoreError(
-                    f"{error}, and there is no checkpoint of step {maker} to make it from again. "
-                    f"Restore {path} from a copy, or start a new run_dir."
-                ) from error
-            if version > 0:
-                for later in (s for s in run.checkpoint_steps() if s > maker):
-                    set_aside(run.checkpoint_path(later), f"policy {version} is made again from step {maker}")
-    return notes

@@ -1,0 +1,131 @@
+"""Putting a resumed run in order: whatever it could trip over is moved aside, to be made again. Nothing is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oapl.errors import StoreError
+from oapl.store.files import SEAL, move_aside, verify_sealed_folder
+from oapl.store.run import RunFolder
+from oapl.types import Round
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a run's steps, rounds and policies belong together, and what was done to put its folder in order."""
+
+    run: RunFolder
+    steps_per_round: int
+    num_rounds: int
+    policy_of_round: Callable[[int], int]
+    notes: list[str] = field(default_factory=list)
+
+    def restore(self) -> list[str]:
+        """Checks what the rest of the run will read; returns what was moved aside, and why.
+
+        Checkpoints are checked newest first until one is good. From its round on, every shard is checked, and the
+        policy of every round that still lacks shards. A damaged policy is made again from the checkpoint of its
+        step, or from the model itself. Raises StoreError where there is no such checkpoint.
+        """
+        step = self.newest_good_checkpoint()
+        self.set_future_aside(step)
+        complete = self.check_rounds(step)
+        for version in self.policies_needed(step, complete):
+            if not self.check_policy(version, step):
+                return self.restore()  # from the older checkpoint that makes it again
+        return self.notes
+
+    def newest_good_checkpoint(self) -> int:
+        """The step that training goes on from."""
+        for step in reversed(self.run.checkpoint_steps()):
+            try:
+                verify_sealed_folder(self.run.checkpoint_path(step))
+            except StoreError as error:
+                self._set_aside(self.run.checkpoint_path(step), error)
+            else:
+                return step
+        return 0
+
+    def set_future_aside(self, step: int) -> None:
+        """Policies of steps that are to be trained again, and the rounds they sampled."""
+        for version in (v for v in self.run.policy_versions() if v * self.steps_per_round > step):
+            reason = f"Step {version * self.steps_per_round} is trained again, so policy {version} is made anew"
+            for index in (index for index in self.run.round_indices() if self.policy_of_round(index) == version):
+                self._set_aside(self.run.round(index).path, reason)
+            self._set_aside(self.run.policy_path(version), reason)
+
+    def check_rounds(self, step: int) -> set[int]:
+        """Sets damaged shards aside from the round of `step` on; returns the rounds that have all of theirs."""
+        complete = set()
+        for index in (index for index in self.run.round_indices() if index >= step // self.steps_per_round):
+            folder = self.run.round(index)
+            for shard in folder.stored_shards():
+                if (damage := folder.set_damaged_shard_aside(shard)) is not None:
+                    self.notes.append(f"{damage}. Moved aside; it is sampled again.")
+            try:
+                round = folder.load()
+            except StoreError as error:
+                self._set_aside(folder.path / "round.json", error)
+                if (folder.path / SEAL).exists():
+                    move_aside(folder.path / SEAL)
+                continue
+            if self._contradicts_its_policy(round):
+                self._set_aside(
+                    folder.path, f"{folder.path} was sampled from other weights than policy {round.policy.version}"
+                )
+            elif len(folder.stored_shards()) == round.num_shards:
+                complete.add(index)
+        return complete
+
+    def policies_needed(self, step: int, complete: set[int]) -> list[int]:
+        """Those that training has reached and that a round still has to be sampled from."""
+        first = step // self.steps_per_round
+        to_sample = {first, first + 1, *self.run.round_indices()} - complete
+        versions = {self.policy_of_round(index) for index in to_sample if first <= index < self.num_rounds}
+        return sorted(version for version in versions if version * self.steps_per_round <= step)
+
+    def check_policy(self, version: int, step: int) -> bool:
+        """Sets a damaged policy aside, and with it the checkpoints that are past it: False where there were some."""
+        path, maker = self.run.policy_path(version), version * self.steps_per_round
+        try:
+            policy = self.run.policy(version)
+            if policy is None:
+                raise StoreError(f"{path} is missing")
+            self.run.verified_policy_path(policy)
+        except StoreError as error:
+            if path.exists():
+                self._set_aside(path, error)
+            if maker == step:
+                return True  # the trainer holds its weights
+            if maker not in self.run.checkpoint_steps():
+                raise StoreError(
+                    f"{error}, and there is no checkpoint of step {maker} to make it from again. "
+                    f"Restore {path} from a copy, or start a new run_dir."
+                ) from error
+            for later in (s for s in self.run.checkpoint_steps() if s > maker):
+                self._set_aside(self.run.checkpoint_path(later), f"Policy {version} is made again from step {maker}")
+            return False
+        return True
+
+    def _contradicts_its_policy(self, round: Round) -> bool:
+        """Whether the policy a round should be of is there and whole, and is another one."""
+        try:
+            policy = self.run.policy(self.policy_of_round(round.index))
+            if policy is None or policy == round.policy:
+                return False
+            self.run.verified_policy_path(policy)
+        except StoreError:
+            return False
+        return True
+
+    def _set_aside(self, path: Path, reason: object) -> None:
+        self.notes.append(f"{reason}. Moved to {move_aside(path).name}.")
+
+
+def put_in_order(
+    run: RunFolder, steps_per_round: int, num_rounds: int, policy_of_round: Callable[[int], int]
+) -> list[str]:
+    """See `Order.restore`."""
+    return Order(run, steps_per_round, num_rounds, policy_of_round).restore()
