@@ -215,6 +215,20 @@ def test_a_failed_reward_function_loses_nothing_once_mended(write_recipe, run: R
     assert train(recipe, run) == 0
 
 
+def test_a_child_process_ends_the_run_with_its_own_error(write_recipe, run: RunFolder, own_task, capsys):
+    recipe = write_recipe(task=own_task("short"), launch={"kind": "processes"})
+    assert train(recipe, run) == 1
+    assert "TaskError: my_rewards:short returned 1 rewards for 4 completions" in capsys.readouterr().err
+
+
+def test_a_beta2_that_cannot_hold_the_answers_is_warned_of(write_recipe, run: RunFolder, capsys):
+    """Answers of about 20 nats: 1e-3 x 20 = 0.02 is little, 0.1 x 20 = 2 is not."""
+    assert train(write_recipe(), run) == 0
+    assert "so little hardly holds the policy" not in capsys.readouterr().out
+    assert train(write_recipe(loss={"beta2": 1e-3}), RunFolder(run.path.with_name("small"))) == 0
+    assert "so little hardly holds the policy" in capsys.readouterr().out
+
+
 # What is refused
 
 

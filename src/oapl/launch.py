@@ -1,25 +1,22 @@
-"""Concurrency and processes, and nothing else: who runs when, and what happens when one of them dies."""
+"""Who runs when: a run's phases, in one process or several, and what opens and closes a run."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import platform
 import signal
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oapl.config import Recipe, differences, dump_recipe, load_recipe
-from oapl.errors import ConfigError, OaplError, WorkerError
+from oapl.crew import Crew, StepListener
+from oapl.errors import ConfigError
 from oapl.evaluation import read_scores
 from oapl.progress import Progress
 from oapl.report import plot_pass_at_k, summarize, summarize_run
@@ -30,16 +27,8 @@ from oapl.tracking import make_trackers
 if TYPE_CHECKING:
     from oapl.roles import Events
 
-StepListener = Callable[[Mapping[str, Any]], None]
-
-STOP_PATIENCE_S = 120.0
-"""Seconds a process may take to end its step and save, once told to stop."""
-
 LEAST_HOLD = 0.05
 """beta2 times the surprise of an answer (nats) below which a run is warned: 0.005 collapses (docs/findings.md)."""
-
-TOLD_TO_STOP = 3
-"""Exit code of a process that ended early, and well, since it got SIGTERM."""
 
 
 def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -80,7 +69,8 @@ def beta2_warning(recipe: Recipe, surprise: float) -> str | None:
         return None
     return (
         f"loss.beta2 times the answers' mean surprise is {hold:.2g}: so little hardly holds the policy, "
-        f"and right answers may be unlearnt. With {surprise:.1f} nats an answer, try loss.beta2 = {LEAST_HOLD / surprise:.1g} or more."
+        f"and right answers may be unlearnt. With {surprise:.1f} nats an answer, try loss.beta2 = "
+        f"{2 * LEAST_HOLD / surprise:.1g} or more."
     )
 
 
@@ -259,78 +249,6 @@ def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, on_step: Step
 # Several processes
 
 
-class Child:
-    """A role in a process of its own, whose events come through a pipe and whose output goes to a log."""
-
-    def __init__(self, run: RunFolder, name: str, role: str, **arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.name = name
-        self.log = run.path / "logs" / f"{name}.log"
-        self.connection, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(
-            target=child_main, args=(theirs, str(run.path), role, str(self.log), arguments), name=name
-        )
-        self.process.start()
-        theirs.close()
-        self.error: OaplError | None = None
-
-    def failure(self) -> OaplError | None:
-        """Why the process ended before its work was done; None while it runs or where it ended well."""
-        code = self.process.exitcode
-        if code is None or code == 0:
-            return None
-        if self.error is not None:
-            return self.error
-        if code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = "was told to stop" if code == TOLD_TO_STOP else f"ended with exit code {code}"
-        return WorkerError(
-            f"the {self.name} process {how}; its output is in {self.log}. "
-            f"Run the same command again to continue: what was sealed is kept."
-        )
-
-
-def child_main(connection: Connection, run_dir: str, role: str, log: str, arguments: Mapping[str, Any]) -> None:
-    """The start of every child process. It ends when its parent does, however that ended."""
-    Path(log).parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a") as output:
-        os.dup2(output.fileno(), sys.stdout.fileno())
-        os.dup2(output.fileno(), sys.stderr.fileno())
-    stop = threading.Event()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    code = 1
-    try:
-        from oapl import roles
-
-        run = RunFolder(run_dir)
-        events = roles.Events(
-            should_stop=stop.is_set,
-            on_step=lambda record: connection.send(("step", dict(record))),
-            on_shard=lambda record: connection.send(("shard", dict(record))),
-        )
-        getattr(roles, role)(load_recipe(run.config_path), run, events, **arguments)
-        code = TOLD_TO_STOP if stop.is_set() else 0
-    except OaplError as error:
-        traceback.print_exc()
-        connection.send(("error", error))
-    except Exception:
-        traceback.print_exc()
-    connection.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # all is stored; what threads of native libraries do at a slow exit is not worth waiting for
-
-
-def end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
 def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, on_step: StepListener) -> None:
     """Trainer and sampler side by side, with evaluations before and after on all workers."""
     crew = Crew(run, progress, on_step)
@@ -361,62 +279,3 @@ def evaluate_with(crew: Crew, recipe: Recipe, version: int) -> None:
         folder = crew.run.evaluation(version)
         crew.start(child, "evaluate", folder=folder, version=version, worker=worker, num_workers=count)
     crew.wait_for(*workers)
-
-
-class Crew:
-    """The child processes of a run. If one fails, the others are told to stop."""
-
-    def __init__(self, run: RunFolder, progress: Progress, on_step: StepListener) -> None:
-        self.run, self._progress, self._on_step = run, progress, on_step
-        self._children: dict[str, Child] = {}
-
-    def start(self, name: str, role: str, **arguments: Any) -> None:
-        self._children[name] = Child(self.run, name, role, **arguments)
-
-    def wait_for(self, *names: str) -> None:
-        """Passes events on until these children have ended. Raises WorkerError as soon as any child fails."""
-        while any(self._children[name].process.is_alive() for name in names):
-            self._pass_on(timeout_s=0.5)
-            self._progress.refresh()
-            self._raise_failure()
-        self._pass_on(timeout_s=0)
-        self._raise_failure()
-
-    def stop(self) -> None:
-        """Asks every child to save and end, and kills what has not ended in time."""
-        for child in self._children.values():
-            if child.process.is_alive():
-                child.process.terminate()
-        give_up = time.monotonic() + STOP_PATIENCE_S
-        for child in self._children.values():
-            child.process.join(max(0.0, give_up - time.monotonic()))
-            if child.process.is_alive():
-                child.process.kill()
-                child.process.join()
-        with suppress(OaplError):
-            self._pass_on(timeout_s=0)
-
-    def _raise_failure(self) -> None:
-        for child in self._children.values():
-            if (failure := child.failure()) is not None:
-                self._pass_on(timeout_s=0)
-                raise child.failure() or failure
-
-    def _pass_on(self, timeout_s: float) -> None:
-        waiting = {child.connection: child for child in self._children.values() if not child.connection.closed}
-        while ready := wait(list(waiting), timeout=timeout_s):
-            for connection in (c for c in ready if isinstance(c, Connection)):
-                child = waiting[connection]
-                try:
-                    kind, value = connection.recv()
-                except (EOFError, OSError):
-                    connection.close()
-                    del waiting[connection]
-                    continue
-                if kind == "error":
-                    child.error = value
-                elif kind == "step":
-                    self._on_step(value)
-                else:
-                    self._progress.shard(value)
-            timeout_s = 0

@@ -68,9 +68,8 @@ class Progress:
         self._shards.append(event)
         self._shards_done += 1
         if event["num_failed_groups"]:
-            self.note(
-                f"{self._phase}, round {event['round']}, shard {event['shard']}: {event['num_failed_groups']} groups failed grading"
-            )
+            where = f"{self._phase}, round {event['round']}, shard {event['shard']}"
+            self.note(f"{where}: {event['num_failed_groups']} groups failed grading")
         self.refresh()
 
     def refresh(self) -> None:
