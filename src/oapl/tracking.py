@@ -38,7 +38,7 @@ class ModuleTracker:
         module.init(project=project, name=run.path.name, config=dict(config))
 
     def log(self, record: Mapping[str, Any]) -> None:
-        self._module.log(dict(record), step=record["step"])
+        self._module.log({name: value for name, value in record.items() if name != "step"}, step=record["step"])
 
     def close(self) -> None:
         self._module.finish()
