@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LEAST_HOLD = 0.05
 """beta2 times the surprise of an answer (nats) below which a run is warned: 0.005 collapses (docs/findings.md)."""
+GOOD_HOLD = 0.5
+"""The same of the shipped recipe, which learns."""
 
 
 def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def beta2_warning(recipe: Recipe, surprise: float) -> str | None:
     return (
         f"loss.beta2 times the answers' mean surprise is {hold:.2g}: so little hardly holds the policy, "
         f"and right answers may be unlearnt. With {surprise:.1f} nats an answer, try loss.beta2 = "
-        f"{2 * LEAST_HOLD / surprise:.1g} or more."
+        f"{GOOD_HOLD / surprise:.1g}."
     )
 
 
