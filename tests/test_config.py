@@ -407,3 +407,15 @@ def test_help_lists_every_command_and_every_setting(capsys: pytest.CaptureFixtur
         main(["train", "--help"])
     settings = capsys.readouterr().out
     assert all(f"--{name}" in settings for name in ("loss.beta1", "trainer.num_steps", "seed", "run_dir", "dry_run"))
+
+
+def test_a_whole_section_can_be_given_as_json(write: WriteRecipe, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", str(write(RECIPE)), "--dry_run", "--loss", '{"beta1": 3, "beta2": 0.5}']) == 0
+    out = capsys.readouterr().out
+    assert "beta1 = 3" in out
+    assert "beta2 = 0.5" in out
+
+
+def test_json_that_is_none_is_refused(write: WriteRecipe, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", str(write(RECIPE)), "--dry_run", "--task.args", "{bad"]) == 2
+    assert "cannot be read as JSON" in capsys.readouterr().err

@@ -192,7 +192,11 @@ def kill_processes(recipe: Path, run: RunFolder, plan: list[tuple[list[str], flo
 
 
 def test_processes_survive_the_death_of_either_or_both(write_recipe, tmp_path: Path):
-    recipe = write_recipe(trainer=LONG, launch={"kind": "processes"})
+    recipe = write_recipe(
+        trainer=LONG,
+        launch={"kind": "processes"},
+        evaluation={"num_prompts": 8, "num_workers": 2},
+    )
     plan = [(["trainer"], 0.3), (["sampler"], 0.2), (["trainer", "sampler"], 0.4)]
     assert kill_processes(recipe, RunFolder(tmp_path / "run"), plan) >= 2
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -208,11 +210,19 @@ def test_a_reward_function_that_never_works_stops_the_run_at_once(
 
 
 def test_a_failed_reward_function_loses_nothing_once_mended(write_recipe, run: RunFolder, own_task, tmp_path: Path):
+    """It begins to fail after the first shards of round 0."""
+    trap = "    if open('calls', 'a').write('.') and len(open('calls').read()) > 8: raise OSError('worn out')\n"
+    limited = REWARD.replace("    return [-abs", trap + "    return [-abs")
     recipe = write_recipe(task=own_task("length"))
-    (tmp_path / "my_rewards.py").write_text(REWARD.replace("/ 10 for", "/ 0 for"))
+    (tmp_path / "my_rewards.py").write_text(limited)
     assert train(recipe, run) == 1
+    stored = {number: run.round(0).shard_seal(number)["digest"] for number in run.round(0).stored_shards()}
+    assert stored
     (tmp_path / "my_rewards.py").write_text(REWARD)
     assert train(recipe, run) == 0
+    assert stored.items() <= {n: run.round(0).shard_seal(n)["digest"] for n in range(4)}.items()
+    rows = pd.concat(pd.read_parquet(path) for path in (run.path / "rounds").glob("*/*.parquet"))
+    assert rows["verifier"].nunique() == 2  # the mended function is another version
 
 
 def test_a_child_process_ends_the_run_with_its_own_error(write_recipe, run: RunFolder, own_task, capsys):
@@ -313,8 +323,8 @@ def cut_short(path: Path) -> None:
 
 
 def contents(run: RunFolder) -> set[bytes]:
-    """Of every file among the rounds and policies, whatever its name."""
-    folders = (run.path / "rounds", run.path / "policies")
+    """Of every file among the rounds, policies and evaluations, whatever its name."""
+    folders = (run.path / "rounds", run.path / "policies", run.path / "evaluations")
     return {path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
@@ -330,6 +340,10 @@ DAMAGES = {
     "a flipped bit in the newest checkpoint": (["checkpoints/000006/model.safetensors"], flip_a_bit, "000006.aside-1"),
     "a checkpoint cut short": (["checkpoints/000006/optimizer.safetensors"], cut_short, "000006.aside-1"),
     "a checkpoint's seal cut short": (["checkpoints/000006/sealed.json"], cut_short, "000006.aside-1"),
+    "a flipped bit in an evaluation": (["evaluations/000000/groups-00001.parquet"], flip_a_bit, "sampled again"),
+    "the base policy's seal cut short": (["policies/000000/sealed.json"], cut_short, "000000.aside-1"),
+    "a trained round's description cut short": (["rounds/000000/round.json"], cut_short, ""),
+    "a trained shard cut short": (["rounds/000001/groups-00001.parquet"], cut_short, ""),
     "a policy and a shard it must sample again": (
         ["policies/000001/model.safetensors", "rounds/000001/groups-00003.parquet"],
         flip_a_bit,
@@ -350,8 +364,36 @@ def test_damage_is_set_aside_and_made_good(
     out = capsys.readouterr().out.replace("\n", " ")
     assert message in out
     assert stopped.policy(3) == undisturbed
-    assert all((stopped.path / name).with_name(f"{Path(name).name}.aside-1").exists() for name in names[1:])
+    for name in (name for name in names if name.startswith("rounds/") and message):
+        assert (stopped.path / name).with_name(f"{Path(name).name}.aside-1").exists()
     assert damaged <= contents(stopped)  # moved, never deleted
+
+
+def test_shards_that_are_gone_from_a_sealed_round_are_sampled_again(
+    stopped: RunFolder, undisturbed: PolicyRef, write_recipe
+):
+    """As after a kill between the steps that set a damaged shard aside."""
+    stopped.round(1).seal_path(3).unlink()
+    assert train(write_recipe(), stopped) == 0
+    assert stopped.policy(3) == undisturbed
+    assert stopped.round(1).is_sealed()
+
+
+def test_the_base_policy_is_made_again_where_it_is_gone(stopped: RunFolder, undisturbed: PolicyRef, write_recipe):
+    digest = stopped.policy(0)
+    shutil.rmtree(stopped.policy_path(0))
+    assert train(write_recipe(), stopped) == 0
+    assert stopped.policy(0) == digest
+    assert stopped.policy(3) == undisturbed
+
+
+def test_a_last_policy_damaged_before_its_evaluation_is_made_again(finished: RunFolder, write_recipe):
+    policy = finished.policy(3)
+    shutil.rmtree(finished.evaluation(3).path)
+    flip_a_bit(finished.policy_path(3) / "model.safetensors")
+    assert train(write_recipe(), finished) == 0
+    assert finished.policy(3) == policy
+    assert finished.is_evaluated(3)
 
 
 def test_a_policy_that_cannot_be_made_again_is_an_error_that_says_so(stopped: RunFolder, write_recipe, capsys):
@@ -428,7 +470,10 @@ def test_tensorboard_gets_the_metrics(write_recipe, run: RunFolder):
     assert list((run.path / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_a_tracker_that_is_not_installed_is_refused_first(write_recipe, run: RunFolder, capsys):
+def test_a_tracker_that_is_not_installed_is_refused_first(
+    write_recipe, run: RunFolder, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # whether or not it is installed here
     message = refusal(write_recipe(tracking={"report_to": ["wandb"]}), run, capsys)
     assert "pip install 'oapl[wandb]'" in message
     assert not run.policy_versions()

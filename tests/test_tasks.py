@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +28,7 @@ from oapl.tasks.worker import FunctionWorker
 
 REWARDS = '''\
 """A user's reward functions."""
-import enum, os, time
+import enum, multiprocessing, os, time
 
 def length(prompts, completions, answer, weight, **columns):
     assert isinstance(answer, list) and isinstance(weight, list), "columns must come as lists"
@@ -42,6 +50,12 @@ def behave(prompts, completions, **columns):
         os._exit(9)
     if word == "hang":
         time.sleep(3600)
+    if word == "child":
+        return [float(multiprocessing.Pool(1).apply(abs, [-1])), 0.0]
+    if word == "wait":
+        open("waiting", "w").close()
+        time.sleep(1)
+        return [1.0, 0.0]
     if word == "unknown":
         return [Verdict.RIGHT for _ in completions]
     return {"none": [1.0, None], "few": [1.0], "number": 1.0, "fine": [1.0, 0.0]}[word]
@@ -101,7 +115,7 @@ def test_rows_of_a_file_are_prompts_and_their_columns_reach_the_reward_as_lists(
     held_out = write(folder / f"held_out{suffix}", ROWS[:3])
     task = make(dataset=train, eval_dataset=held_out, reward_func="my_rewards:length")
     assert (task.num_prompts("train"), task.num_prompts("evaluation")) == (20, 3)
-    assert task.verifier == "my_rewards:length"
+    assert task.verifier == f"my_rewards:length/{hashlib.sha256(REWARDS.encode()).hexdigest()[:12]}"
     prompt = task.prompt("train", 3)
     assert (prompt.id, prompt.text) == ("train/3", "question 3")
     assert prompt.columns == {"answer": "answer 3", "weight": 1.5}
@@ -156,6 +170,54 @@ def test_a_function_that_ends_its_process_is_told_and_the_next_call_works(misbeh
     with pytest.raises(GradingError, match=r"my_rewards:behave ended its process \(exit code 9\)"):
         misbehave("exit")
     assert misbehave("fine") == [1.0, 0.0]
+
+
+@pytest.fixture
+def call_patiently(folder: Path) -> Iterator[Callable[[str], list[float]]]:
+    """Calls the function as `misbehave` does, with a minute to answer."""
+    worker = FunctionWorker("my_rewards:behave", 60)
+    yield lambda word: worker.call(prompts=["q", "q"], completions=[word, ""])
+    worker.close()
+
+
+def test_a_function_may_start_processes_of_its_own(call_patiently: Callable[[str], list[float]]):
+    assert call_patiently("child") == [1.0, 0.0]
+
+
+def test_ctrl_c_lets_a_call_end(folder: Path, call_patiently: Callable[[str], list[float]]):
+    """A terminal sends SIGINT to every process of the run; the one that grades is not to fail its group for it."""
+
+    def interrupt() -> None:
+        while not (folder / "waiting").exists():
+            time.sleep(0.01)
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert call_patiently("wait") == [1.0, 0.0]
+    thread.join()
+
+
+def test_a_worker_does_not_outlive_its_killed_parent(folder: Path):
+    """The parent dies by SIGKILL while its worker hangs in a call."""
+    script = (
+        "from oapl.tasks.worker import FunctionWorker\n"
+        "if __name__ == '__main__':\n"
+        "    worker = FunctionWorker('my_rewards:behave', 600)\n"
+        "    worker.start()\n"
+        "    print(worker._process.pid, flush=True)\n"
+        "    worker.call(prompts=['q'], completions=['hang'])\n"
+    )
+    (folder / "parent.py").write_text(script)
+    with subprocess.Popen([sys.executable, "parent.py"], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    give_up = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
 
 
 def test_a_function_s_odd_results_are_told(misbehave: Callable[[str], list[float]]):
@@ -295,7 +357,7 @@ def sum_in(question: str) -> int:
 
 def test_a_reasoning_gym_dataset_rewards_right_answers_and_not_wrong_ones(make_gym: MakeTask):
     task = make_gym("chain_sum", min_terms=2, max_terms=3)
-    assert task.num_prompts("train") is None
+    assert task.num_prompts("train") == 10_000
     for split in ("train", "evaluation"):
         prompt = task.prompt(split, 5)
         answer = sum_in(str(prompt.text))
@@ -324,6 +386,7 @@ def test_reasoning_gym_splits_share_no_problem_and_are_the_same_each_time(make_g
         ("no_such_dataset", {}, "'reasoning_gym:no_such_dataset' .* cannot be made: .*not registered"),
         ("chain_sum", {"max_term": 3}, "'reasoning_gym:chain_sum' with task.args = {'max_term': 3} .*'max_term'"),
         ("chain_sum", {"min_terms": 5, "max_terms": 2}, "cannot be made: max_terms must be >= min_terms"),
+        ("chain_sum", {"size": 0}, "task.args: size = 0 must be between 1 and 1,000,000"),
         ("chain_sum", {"min_terms": "two"}, "'reasoning_gym:chain_sum' .* cannot be made"),
     ],
 )

@@ -10,7 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from oapl.config import command_line_source, dump_recipe, load_recipe, nearest_setting
+from pydantic_settings import SettingsError
+
+from oapl.config import Recipe, command_line_source, dump_recipe, load_recipe, nearest_setting
 from oapl.errors import ConfigError, OaplError
 
 STOPPED = 130
@@ -73,7 +75,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     if unknown:
         raise ConfigError(f"not understood: {' '.join(unknown)}. `oapl COMMAND --help` lists what there is.")
     source = getattr(arguments, "source", None)
-    return arguments, source(parsed_args=settings_given(arguments))() if source else {}
+    try:
+        return arguments, source(parsed_args=settings_given(arguments))() if source else {}
+    except SettingsError as error:
+        raise ConfigError(
+            f"a setting on the command line cannot be read as JSON: {error.__cause__ or error}."
+        ) from error
 
 
 def add_command(commands: Any, name: str, run: Any, help: str, *, settings: bool = True) -> argparse.ArgumentParser:
@@ -84,8 +91,8 @@ def add_command(commands: Any, name: str, run: Any, help: str, *, settings: bool
 
 
 def settings_given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The recipe settings among parsed arguments: those with a dot in their name, and the seed."""
-    return {name: value for name, value in vars(arguments).items() if "." in name or name == "seed"}
+    """The recipe settings among parsed arguments: `section.key`, and a whole `section` as JSON."""
+    return {name: value for name, value in vars(arguments).items() if name.partition(".")[0] in Recipe.model_fields}
 
 
 def run_dir_of(arguments: argparse.Namespace) -> Path:
@@ -170,7 +177,7 @@ def inspect_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
     from oapl.inspection import inspect
     from oapl.store import RunFolder
 
-    inspect(RunFolder(arguments.run_dir), Console(), arguments.groups)
+    inspect(RunFolder(arguments.run_dir), Console(), max(0, arguments.groups))
     return 0
 
 

@@ -21,6 +21,7 @@ from oapl.errors import ConfigError
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 
 
 class Section(BaseModel):
@@ -97,7 +98,7 @@ class TrainerConfig(Section):
         16384, description="Prompt, completion and padding tokens of one backward."
     )
     bf16: bool = Field(False, description="Autocast to bfloat16; weights and optimizer stay in float32.")
-    device: str = Field("cpu", description="`cpu` or `cuda`.")
+    device: Device = Field("cpu", description="`cpu`, `cuda` or `cuda:<index>`.")
     num_threads: Count = Field(1, description="CPU threads of the trainer.")
     save_steps: Count | None = Field(
         None, description="Also save a checkpoint every so many steps, besides the one at each weight sync."
@@ -128,7 +129,7 @@ class EngineConfig(Section):
     kind: Literal["embedded"] = Field("embedded", description="What generates: PyTorch in the sampler's own process.")
     max_num_seqs: Count = Field(256, description="Completions decoded at once.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights and the KV cache.")
-    device: str = Field("cpu", description="`cpu` or `cuda`.")
+    device: Device = Field("cpu", description="`cpu`, `cuda` or `cuda:<index>`.")
     num_threads: Count = Field(1, description="CPU threads of the sampler.")
     probe_tolerance: Positive | None = Field(
         None,
@@ -209,6 +210,8 @@ MAY_CHANGE = (
     "trainer.device",
     "trainer.num_threads",
     "trainer.save_",
+    "task.reward_timeout_s",
+    "evaluation.num_workers",
 )
 """How the settings begin that a resumed run may change: where, how fast and how long it runs, not what it does."""
 

@@ -10,13 +10,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from oapl.config import load_recipe
 from oapl.errors import OaplError, WorkerError
+from oapl.processes import end_with_parent
 from oapl.progress import Progress
 from oapl.store import RunFolder
 
@@ -70,7 +70,7 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     code = 1
     try:
         from oapl import roles
@@ -94,13 +94,6 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
     os._exit(code)  # all is stored; what threads of native libraries do at a slow exit is not worth waiting for
 
 
-def end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
 class Crew:
     """The child processes of a run. If one fails, the others are told to stop."""
 
@@ -122,17 +115,14 @@ class Crew:
 
     def stop(self) -> None:
         """Asks every child to save and end, and kills what has not ended in time."""
-        for child in self._children.values():
-            if child.process.is_alive():
-                child.process.terminate()
+        for process in multiprocessing.active_children():  # also one that an interrupt kept from being listed here
+            process.terminate()
         give_up = time.monotonic() + STOP_PATIENCE_S
-        for child in self._children.values():
-            child.process.join(max(0.0, give_up - time.monotonic()))
-            if child.process.is_alive():
-                child.process.kill()
-                child.process.join()
-        with suppress(OaplError):
-            self._pass_on(timeout_s=0)
+        for process in multiprocessing.active_children():
+            process.join(max(0.0, give_up - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
 
     def _raise_failure(self) -> None:
         for child in self._children.values():

@@ -42,8 +42,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
     """The mean over problems and its 95 % percentile interval, problems resampled with replacement."""
     rng = np.random.default_rng(seed)
-    counts = rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=NUM_RESAMPLES)
-    low, high = np.percentile(counts @ values / len(values), [2.5, 97.5])
+    equal = np.full(len(values), 1 / len(values))
+    means = [rng.multinomial(len(values), equal) @ values / len(values) for _ in range(NUM_RESAMPLES)]
+    low, high = np.percentile(means, [2.5, 97.5])
     return float(values.mean()), float(low), float(high)
 
 
@@ -100,5 +101,7 @@ def score_shards(shards: Sequence[Shard], version: int, num_generations: int, su
 def differences(base: Scores, final: Scores) -> dict[int, Interval]:
     """final - base in pass@k, paired by problem over the problems that both graded."""
     positions = sorted(base.num_correct.keys() & final.num_correct.keys())
+    if not positions:
+        raise TaskError("no held-out problem was graded both before and after, so there is no difference to give.")
     shared = sorted(set(base.ks()) & set(final.ks()))
     return {k: bootstrap_interval(final.pass_at(k, positions) - base.pass_at(k, positions)) for k in shared}

@@ -16,7 +16,7 @@ from oapl.errors import StoreError
 from oapl.report import summary_table
 from oapl.store import RunFolder
 from oapl.store.files import read_json
-from oapl.types import Group, Round
+from oapl.types import Group
 
 
 def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
@@ -71,10 +71,15 @@ def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for index in run.round_indices():
         folder = run.round(index)
-        round = folder.load()
+        try:
+            round = folder.load()
+        except StoreError:
+            table.add_row(str(index), "", "damaged")
+            continue
         stored = [number for number in range(round.num_shards) if folder.has_shard(number)]
         seals = [folder.shard_seal(number) for number in stored]
         steps = [record for record in metrics if record["round"] == index]
+        rewards = [record["reward"] for record in steps if "reward" in record]
         sampling_s = sum(seal["sampling_s"] for seal in seals)
         training_s = sum(record["step_s"] for record in steps)
         wall_s = sum(record["wait_s"] + record["step_s"] + record["save_s"] for record in steps)
@@ -84,7 +89,7 @@ def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
             str(round.policy.version),
             f"{len(stored)}/{round.num_shards}" + ("" if folder.is_sealed() else " open"),
             str(sum(len(seal["failed"]) for seal in seals)),
-            f"{sum(record['reward'] for record in steps) / len(steps):.3f}" if steps else "",
+            f"{sum(rewards) / len(rewards):.3f}" if rewards else "",
             f"{wall_s:.1f}",
             f"{sampling_s:.1f}",
             f"{training_s:.1f}",
@@ -97,13 +102,9 @@ def last_groups(run: RunFolder) -> Iterator[Group]:
     """Groups of the newest stored shard, those with both right and wrong completions first."""
     for index in reversed(run.round_indices()):
         folder = run.round(index)
-        round: Round = folder.load()
-        for number in reversed(range(round.num_shards)):
-            if folder.has_shard(number):
-                yield from sorted(
-                    folder.read_shard(number).groups, key=lambda group: len(set(group.rewards.tolist())) == 1
-                )
-                return
+        for number in reversed(folder.stored_shards()):
+            yield from sorted(folder.read_shard(number).groups, key=lambda group: len(set(group.rewards.tolist())) == 1)
+            return
 
 
 def print_group(group: Group, console: Console) -> None:

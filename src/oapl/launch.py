@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import signal
@@ -49,7 +50,7 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
 
         def on_step(record: Mapping[str, Any]) -> None:
-            if record["step"] == 1 and (warning := beta2_warning(recipe, record["surprise"])):
+            if record["step"] == 1 and (warning := beta2_warning(recipe, record.get("surprise", math.inf))):
                 progress.note(warning)
             progress.step(record)
             for tracker in trackers:
@@ -135,6 +136,7 @@ def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) 
         "num_completions": int(sum(record["num_completions"] for record in metrics)),
         "seed": recipe.seed,
         "wall_s": wall_s,
+        "training_s": sum(record["save_s"] + record["wait_s"] + record["step_s"] for record in metrics),
         "resumed_from_step": resumed_from,
     }
     plot_pass_at_k(summary, run.path / "pass_at_k.png")
@@ -165,7 +167,9 @@ def evaluate_policy(
     from oapl import roles
 
     versions = run.policy_versions()
-    if not versions or (version is not None and version not in versions):
+    if not versions:
+        raise ConfigError(f"{run.path} has no policies yet. Start it with `oapl train RECIPE --run_dir {run.path}`.")
+    if version is not None and version not in versions:
         raise ConfigError(f"{run.path} has policies {versions}; policy {version} is not among them.")
     chosen = versions[-1] if version is None else version
     folder = RoundFolder(output_dir) if output_dir else run.evaluation(chosen)
@@ -275,6 +279,7 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, on_step: S
 
 
 def evaluate_with(crew: Crew, recipe: Recipe, version: int) -> None:
+    crew.run.set_stale_evaluation_aside(version)  # before the workers: none of them may move another's files
     count = recipe.evaluation.num_workers
     workers = [f"evaluation-{worker}" for worker in range(count)]
     for worker, child in enumerate(workers):

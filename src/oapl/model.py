@@ -39,7 +39,7 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     """Raises ModelError where there is no such model or it has no usable tokenizer."""
     try:
         return AutoTokenizer.from_pretrained(resolve(name_or_path))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise _cannot_load("tokenizer", name_or_path, error) from error
 
 
@@ -52,7 +52,7 @@ def load_model(name_or_path: str, dtype: str, device: str) -> PreTrainedModel:
     transformers.utils.logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(resolve(name_or_path), dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _cannot_load("model", name_or_path, error) from error
     return model.to(device).eval()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from oapl.engines.base import Engine
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import GradingError, StoreError, TaskError
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_sequences
-from oapl.plan import derive_seed, plan_round
+from oapl.plan import SEED_STRIDE, derive_seed, plan_round
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside
 from oapl.tasks import Task, make_task
@@ -72,13 +73,13 @@ class Sampler:
             move_aside(folder.path)
         if not folder.is_open():
             folder.open(round)
-        elif folder.load() != round:
+        elif folder.load() != replace(round, verifier=folder.load().verifier):  # a mended reward may go on
             raise StoreError(
                 f"{folder.path} holds a round of the same policy that was planned with other settings than asked for "
                 f"now. Use the same settings, or another run_dir or output_dir."
             )
         missing = [n for n in range(worker, round.num_shards, num_workers) if not folder.has_shard(n)]
-        patience = min(MAX_FAILED_IN_A_ROW, len(missing) * round.prompts_per_shard)
+        patience = min(MAX_FAILED_IN_A_ROW, -(-len(round.prompt_ids) // num_workers))
         if missing:
             self.hold(round.policy)
         for number in missing:
@@ -101,16 +102,20 @@ class Sampler:
             folder.seal(round)
 
     def make_shard(self, round: Round, number: int, patience: int) -> Shard:
-        """The groups of one shard. Raises TaskError where `patience` groups in a row, or all of an optimizer step,
-        could not be graded: better to end with nothing stored than to go on without rewards."""
+        """The groups of one shard. Raises TaskError where `patience` groups in a row could not be graded: better to
+        end with nothing stored than to go on without rewards."""
         start = time.monotonic()
-        positions = round.positions(number)
-        prompts = [self.task.prompt(*split_and_index(round.prompt_ids[position])) for position in positions]
-        requests = [self._request(round, position, prompt) for position, prompt in zip(positions, prompts, strict=True)]
-        answers = self.engine.generate(requests, round.sampling)
-        grading = time.monotonic()
+        requests: dict[int, tuple[Prompt, Request]] = {}
         groups, failed = [], []
-        for position, prompt, request, completions in zip(positions, prompts, requests, answers, strict=True):
+        for position in round.positions(number):
+            prompt = self.task.prompt(*split_and_index(round.prompt_ids[position]))
+            try:
+                requests[position] = prompt, self._request(round, position, prompt)
+            except TaskError as error:  # of an endless task, whose prompts cannot all be checked beforehand
+                failed.append(FailedGroup(position, prompt.id, str(error)))
+        answers = self.engine.generate([request for _, request in requests.values()], round.sampling)
+        grading = time.monotonic()
+        for (position, (prompt, request)), completions in zip(requests.items(), answers, strict=True):
             try:
                 groups.append(self._grade(position, prompt, request, completions))
                 self._failed_in_a_row = 0
@@ -122,15 +127,11 @@ class Sampler:
                         f"{self._failed_in_a_row} groups in a row could not be graded, the last ({prompt.id}) because "
                         f"{error}. Mend it and run the same command again."
                     ) from error
-        if not groups and prompts[0].id.startswith("train/"):
-            raise TaskError(
-                f"no group of step {number} of round {round.index} could be graded, the first ({failed[0].prompt_id}) "
-                f"because {failed[0].cause}. Mend it and run the same command again."
-            )
         end = time.monotonic()
         return Shard(tuple(groups), tuple(failed), end - start, end - grading, self._mismatch)
 
     def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
+        """Raises TaskError where the prompt is empty or leaves no room for its completion."""
         assert self._tokenizer is not None
         prompt_ids = encode_prompt(self._tokenizer, prompt.text)
         check_length(prompt, len(prompt_ids), round.sampling, self.engine.context_length)
@@ -175,14 +176,18 @@ def split_and_index(prompt_id: str) -> tuple[Split, int]:
 def check_prompts(
     recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 32
 ) -> None:
-    """Fails early on prompts that could not be sampled: every one of a dataset, some of an endless task."""
+    """Fails early on prompts that could not be sampled: every one of your own, some of a generated task."""
     sampling = SamplingParams(
         recipe.sampling.temperature, recipe.sampling.max_completion_length, recipe.sampling.num_generations
     )
     splits: tuple[Split, ...] = ("train", "evaluation")
     for split in splits:
         count = task.num_prompts(split)
-        for index in range(num_checked if count is None else count):
+        start = recipe.seed * SEED_STRIDE if count is None and split == "train" else 0
+        checked = (
+            count if count is not None and recipe.task.name == "dataset" else min(num_checked, count or num_checked)
+        )
+        for index in range(start, start + checked):
             prompt = task.prompt(split, index)
             check_length(prompt, len(encode_prompt(tokenizer, prompt.text)), sampling, context)
 
@@ -192,7 +197,8 @@ def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None
 
     Returns the index of the first round that still lacks its policy, or None where all are filled.
     """
-    for index in range(sampler.recipe.trainer.num_rounds):
+    trained = max(run.checkpoint_steps(), default=0) // sampler.recipe.trainer.weight_sync_steps
+    for index in range(trained, sampler.recipe.trainer.num_rounds):
         version = sampler.recipe.policy_of_round(index)
         if run.round(index).is_sealed() and run.policy(version) in (None, run.round(index).load().policy):
             continue

@@ -49,6 +49,10 @@ class Trainer:
     def train_step(self, shard: Shard, digest: str) -> dict[str, float]:
         """One optimizer step on all groups of a shard; returns its metrics."""
         rows = group_rows(shard.groups, self.recipe.loss.beta1)
+        if not rows:  # every group of the step failed: nothing to learn from, and still a step of the schedule
+            self.step += 1
+            self.consumed.append(digest)
+            return {"num_completions": 0, "num_tokens": 0, "num_failed_groups": len(shard.failed)}
         learning_rate = scheduled_learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -60,7 +64,8 @@ class Trainer:
         if not torch.isfinite(norm):
             raise TrainingError(
                 f"step {self.step}: the gradient is not finite (norm {norm.item()}); no step was taken. "
-                f"Lower trainer.learning_rate or raise loss.beta2, and look at this round's log-ratios."
+                f"Look at this round's log-ratios, and start a new run_dir with a lower trainer.learning_rate or a "
+                f"larger loss.beta2."
             )
         self.optimizer.step()
         self.step += 1
@@ -68,7 +73,7 @@ class Trainer:
         return {
             **totals.metrics(),
             **shard_metrics(shard),
-            "entropy": totals.entropy_sum() / shard.num_tokens,
+            **totals.token_means(shard.num_tokens),
             "grad_norm": norm.item(),
             "learning_rate": learning_rate,
         }
@@ -132,6 +137,7 @@ class StepTotals:
         self._log_ratios: list[torch.Tensor] = []
         self._rewards: list[torch.Tensor] = []
         self._entropies: list[torch.Tensor] = []
+        self._gaps: list[torch.Tensor] = []
         self._num_tokens = 0
 
     def add(
@@ -142,10 +148,15 @@ class StepTotals:
         self._log_ratios.append(sequence_log_ratio(logprobs, batch.sampler_logprobs, batch.mask))
         self._rewards.append(batch.rewards)
         self._entropies.append(torch.where(batch.mask, entropy, 0.0).sum())
+        self._gaps.append(torch.where(batch.mask, (logprobs - batch.sampler_logprobs).abs(), 0.0).sum())
         self._num_tokens += batch.ids.numel()
 
-    def entropy_sum(self) -> float:
-        return torch.stack(self._entropies).sum().item()
+    def token_means(self, num_tokens: int) -> dict[str, float]:
+        """`token_gap`: the mean absolute log-ratio of a token. At lag 0 that is how far engine and trainer differ."""
+        return {
+            "entropy": torch.stack(self._entropies).sum().item() / num_tokens,
+            "token_gap": torch.stack(self._gaps).sum().item() / num_tokens,
+        }
 
     def metrics(self) -> dict[str, float]:
         log_ratios, rewards = torch.cat(self._log_ratios), torch.cat(self._rewards)
@@ -256,6 +267,8 @@ def run_trainer(
     config = recipe.trainer
     save_steps = config.save_steps or config.weight_sync_steps
     trainer = start_or_resume(recipe, run)
+    if trainer.step > 0:
+        ensure_first_policy(recipe, run)
     clock = Clock()
     first = True
     while not should_stop():
@@ -310,6 +323,7 @@ def train_on(trainer: Trainer, folder: RoundFolder, number: int) -> dict[str, fl
 
 def save(trainer: Trainer, run: RunFolder) -> None:
     """Writes a checkpoint and removes the oldest, but for those that a round in work may start from again."""
+    run.sync_metrics()
     run.write_checkpoint(trainer.step, trainer.write_checkpoint)
     config, ahead = trainer.config, trainer.recipe.launch.rounds_ahead
     steps = run.checkpoint_steps()
@@ -340,6 +354,6 @@ class Clock:
 
 
 def ensure_first_policy(recipe: Recipe, run: RunFolder) -> None:
-    """Seals the model itself as policy 0, where a run has none yet."""
+    """Seals the model itself as policy 0, where a run has none, or has it no longer."""
     if run.policy(0) is None:
-        publish(start_or_resume(recipe, run), run)
+        publish(Trainer(recipe, recipe.model.name_or_path), run)

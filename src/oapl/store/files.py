@@ -74,7 +74,7 @@ def fsync(path: Path) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Raises StoreError where the bytes cannot be written; the old ones then still stand."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # another process may write the same bytes
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
@@ -139,10 +139,10 @@ def verify_sealed_folder(folder: Path) -> dict[str, Any]:
 
 
 def numbered_folders(parent: Path) -> list[int]:
-    """The numbers of the six-digit folders in `parent`, rising; anything else there is ignored."""
+    """The numbers of the folders in `parent` named by six digits or more, rising; anything else is ignored."""
     if not parent.is_dir():
         return []
-    return sorted(int(path.name) for path in parent.iterdir() if re.fullmatch(r"\d{6}", path.name))
+    return sorted(int(path.name) for path in parent.iterdir() if re.fullmatch(r"\d{6,}", path.name))
 
 
 def move_aside(path: Path) -> Path:
@@ -185,7 +185,7 @@ class Lock:
     def _try(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
         return True
 

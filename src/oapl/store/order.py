@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from oapl.errors import StoreError
-from oapl.store.files import SEAL, move_aside, verify_sealed_folder
+from oapl.store.files import move_aside, numbered_folders, storing, verify_sealed_folder
+from oapl.store.rounds import RoundFolder
 from oapl.store.run import RunFolder
 from oapl.types import Round
 
@@ -25,13 +27,16 @@ class Order:
     def restore(self) -> list[str]:
         """Checks what the rest of the run will read; returns what was moved aside, and why.
 
-        Checkpoints are checked newest first until one is good. From its round on, every shard is checked, and the
-        policy of every round that still lacks shards. A damaged policy is made again from the checkpoint of its
-        step, or from the model itself. Raises StoreError where there is no such checkpoint.
+        Checkpoints are checked newest first until one is good. From its step on, every shard is checked, as are the
+        evaluations, and the policies that still have something to sample. A damaged policy is made again from the
+        checkpoint of its step, or from the model itself. Raises StoreError where there is no such checkpoint.
         """
+        remove_leftovers(self.run)
         step = self.newest_good_checkpoint()
+        self.set_unreadable_policies_aside()
         self.set_future_aside(step)
         complete = self.check_rounds(step)
+        self.check_evaluations()
         for version in self.policies_needed(step, complete):
             if not self.check_policy(version, step):
                 return self.restore()  # from the older checkpoint that makes it again
@@ -56,20 +61,21 @@ class Order:
                 self._set_aside(self.run.round(index).path, reason)
             self._set_aside(self.run.policy_path(version), reason)
 
-    def check_rounds(self, step: int) -> set[int]:
-        """Sets damaged shards aside from the round of `step` on; returns the rounds that have all of theirs."""
-        complete = set()
-        for index in (index for index in self.run.round_indices() if index >= step // self.steps_per_round):
-            folder = self.run.round(index)
-            for shard in folder.stored_shards():
-                if (damage := folder.set_damaged_shard_aside(shard)) is not None:
-                    self.notes.append(f"{damage}. Moved aside; it is sampled again.")
+    def set_unreadable_policies_aside(self) -> None:
+        for version in self.run.policy_versions():
             try:
-                round = folder.load()
+                self.run.policy(version)
             except StoreError as error:
-                self._set_aside(folder.path / "round.json", error)
-                if (folder.path / SEAL).exists():
-                    move_aside(folder.path / SEAL)
+                self._set_aside(self.run.policy_path(version), error)
+
+    def check_rounds(self, step: int) -> set[int]:
+        """Sets damaged shards that training has yet to read aside; returns the rounds that have all of theirs."""
+        first, trained = divmod(step, self.steps_per_round)
+        complete = set()
+        for index in (index for index in self.run.round_indices() if index >= first):
+            folder = self.run.round(index)
+            round = self._checked(folder, first_shard=trained if index == first else 0)
+            if round is None:
                 continue
             if self._contradicts_its_policy(round):
                 self._set_aside(
@@ -79,11 +85,28 @@ class Order:
                 complete.add(index)
         return complete
 
+    def check_evaluations(self) -> None:
+        for version in numbered_folders(self.run.path / "evaluations"):
+            if self.run.evaluation(version).is_open():
+                self._checked(self.run.evaluation(version), first_shard=0)
+
+    def _checked(self, folder: RoundFolder, first_shard: int) -> Round | None:
+        """The round, its damaged shards set aside; None where its description had to be set aside too."""
+        for shard in (shard for shard in folder.stored_shards() if shard >= first_shard):
+            if (damage := folder.set_damaged_shard_aside(shard)) is not None:
+                self.notes.append(f"{damage}. Moved aside; it is sampled again.")
+        try:
+            return folder.load()
+        except StoreError as error:
+            self._set_aside(folder.path / "round.json", error)
+            return None
+
     def policies_needed(self, step: int, complete: set[int]) -> list[int]:
-        """Those that training has reached and that a round still has to be sampled from."""
+        """Those that training has reached and that a round or an evaluation still has to be sampled from."""
         first = step // self.steps_per_round
         to_sample = {first, first + 1, *self.run.round_indices()} - complete
         versions = {self.policy_of_round(index) for index in to_sample if first <= index < self.num_rounds}
+        versions |= {version for version in (0, self.num_rounds) if not self.run.is_evaluated(version)}
         return sorted(version for version in versions if version * self.steps_per_round <= step)
 
     def check_policy(self, version: int, step: int) -> bool:
@@ -97,8 +120,8 @@ class Order:
         except StoreError as error:
             if path.exists():
                 self._set_aside(path, error)
-            if maker == step:
-                return True  # the trainer holds its weights
+            if version == 0 or maker == step:
+                return True  # made again from the model, or from the weights the trainer resumes with
             if maker not in self.run.checkpoint_steps():
                 raise StoreError(
                     f"{error}, and there is no checkpoint of step {maker} to make it from again. "
@@ -122,6 +145,14 @@ class Order:
 
     def _set_aside(self, path: Path, reason: object) -> None:
         self.notes.append(f"{reason}. Moved to {move_aside(path).name}.")
+
+
+def remove_leftovers(run: RunFolder) -> None:
+    """What a killed process had begun to write or to remove, under names that nothing reads."""
+    for pattern in (".*.partial", ".*.removed"):
+        for path in list(run.path.rglob(pattern)):
+            with storing(path):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def put_in_order(

@@ -148,8 +148,6 @@ class RoundFolder:
             for path in (self.seal_path(number), self.parquet_path(number)):
                 if path.exists():
                     move_aside(path)
-            if (self.path / SEAL).exists():
-                move_aside(self.path / SEAL)
             return str(error)
         return None
 
@@ -168,7 +166,13 @@ class RoundFolder:
         )
 
     def is_sealed(self) -> bool:
-        return self.is_open() and (self.path / SEAL).exists()
+        """Whether the round was declared complete, and still has all of its shards."""
+        if not (self.path / SEAL).exists() or not self.is_open():
+            return False
+        try:
+            return len(self.stored_shards()) == self.load().num_shards
+        except StoreError:
+            return False
 
 
 def shard_table(round: Round, shard: Shard) -> pa.Table:

@@ -22,6 +22,8 @@ from oapl.store.files import (
     SEAL,
     Lock,
     digest_bytes,
+    fsync,
+    move_aside,
     numbered_folders,
     read_json,
     storing,
@@ -101,6 +103,12 @@ class RunFolder:
         """The held-out round that a policy sampled."""
         return RoundFolder(self.path / "evaluations" / f"{version:06d}")
 
+    def set_stale_evaluation_aside(self, version: int) -> None:
+        """Moves an evaluation of other weights out of the way of a new one."""
+        folder, policy = self.evaluation(version), self.policy(version)
+        if policy is not None and folder.is_open() and folder.load().policy != policy:
+            move_aside(folder.path)
+
     def is_evaluated(self, version: int) -> bool:
         """Whether the evaluation of the policy, as it is now, is complete."""
         folder = self.evaluation(version)
@@ -123,8 +131,6 @@ class RunFolder:
         path = self.checkpoint_path(step)
         leftover = path.with_name(f".{path.name}.removed")
         with storing(path):
-            if leftover.exists():
-                shutil.rmtree(leftover)
             path.rename(leftover)
             shutil.rmtree(leftover)
 
@@ -138,6 +144,11 @@ class RunFolder:
                 if file.read(1) != b"\n":
                     file.write(b"\n")
             file.write(json.dumps(record).encode() + b"\n")
+
+    def sync_metrics(self) -> None:
+        """Forces the lines so far to the disk."""
+        if self.metrics_path.exists():
+            fsync(self.metrics_path)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record a step, in order; of a step done again after a restart, the last record."""

@@ -4,6 +4,9 @@ with TRL's signature, `reward(prompts, completions, **columns) -> list[float | N
 
 from __future__ import annotations
 
+import hashlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ class DatasetTask:
     def __init__(self, config: TaskConfig) -> None:
         assert config.dataset is not None
         assert config.reward_func is not None
-        self.verifier = config.reward_func
+        self.verifier = f"{config.reward_func}/{source_digest(config.reward_func)}"
         self._rows: dict[Split, Any] = {"train": load_rows(config.dataset, config.split, "task.dataset")}
         if config.eval_dataset is not None:
             self._rows["evaluation"] = load_rows(config.eval_dataset, config.eval_split, "task.eval_dataset")
@@ -58,13 +61,23 @@ class DatasetTask:
         answers: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
         columns = {name: [value] * count for name, value in prompt.columns.items()}
         values = self._worker.call(prompts=[prompt.text] * count, completions=answers, **columns)
-        return checked_rewards(values, count, self.verifier)
+        return checked_rewards(values, count, self._worker.function)
 
     def start(self) -> None:
         self._worker.start()
 
     def close(self) -> None:
         self._worker.close()
+
+
+def source_digest(function: str) -> str:
+    """The beginning of the SHA-256 of the file that defines a reward function: its version, as far as it shows."""
+    module = function.partition(":")[0].replace(".", "/")
+    for folder in (os.getcwd(), *sys.path):
+        for path in (Path(folder, f"{module}.py"), Path(folder, module, "__init__.py")):
+            if path.is_file():
+                return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return "unknown"
 
 
 def checked_rewards(values: Any, count: int, function: str) -> list[float]:

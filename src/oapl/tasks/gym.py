@@ -1,4 +1,4 @@
-"""Any dataset of the reasoning-gym package: endless generated problems with their own scoring."""
+"""Any dataset of the reasoning-gym package: generated problems with their own scoring."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from oapl.tasks.worker import FunctionWorker
 from oapl.types import Prompt, Split
 
 SEEDS: dict[Split, int] = {"train": 0, "evaluation": 1_000_003}
-"""reasoning-gym draws problem i from seed + i, so the two splits share none of the first million."""
+"""reasoning-gym draws problem i from seed + i, so the splits share no draw. Where a dataset knows few different
+problems, the same ones still turn up in both."""
+SIZES: dict[Split, int] = {"train": 10_000, "evaluation": 1_000}
+MAX_SIZE = 1_000_000
 
 
 class ReasoningGymTask:
@@ -21,23 +24,27 @@ class ReasoningGymTask:
 
     def __init__(self, dataset: str, args: Mapping[str, Any], timeout_s: float) -> None:
         self._dataset, self._args = dataset, dict(args)
+        self._sizes: dict[Split, int] = {**SIZES, "train": self._args.pop("size", SIZES["train"])}
+        if not (isinstance(self._sizes["train"], int) and 1 <= self._sizes["train"] <= MAX_SIZE):
+            raise TaskError(f"task.args: size = {self._sizes['train']!r} must be between 1 and {MAX_SIZE:,}.")
         self.verifier = f"reasoning_gym:{dataset}/{version()}"
-        self._sources = {split: make_dataset(dataset, self._args, seed) for split, seed in SEEDS.items()}
+        self._sources = {split: make_dataset(dataset, self._args, SEEDS[split], self._sizes[split]) for split in SEEDS}
         self._worker = FunctionWorker("oapl.tasks.gym:score_all", timeout_s)
 
-    def num_prompts(self, split: Split) -> None:
-        return None
+    def num_prompts(self, split: Split) -> int:
+        return self._sizes[split]
 
     def prompt(self, split: Split, index: int) -> Prompt:
         return Prompt(f"{split}/{index}", self._sources[split][index]["question"])
 
     def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
-        split, _, index = prompt.id.partition("/")
+        split: Split = "train" if prompt.id.startswith("train/") else "evaluation"
         values = self._worker.call(
             dataset=self._dataset,
             args=self._args,
-            seed=SEEDS[split],  # type: ignore[index]
-            index=int(index),
+            seed=SEEDS[split],
+            size=self._sizes[split],
+            index=int(prompt.id.partition("/")[2]),
             completions=list(completions),
         )
         return checked_rewards(values, len(completions), self.verifier)
@@ -49,16 +56,18 @@ class ReasoningGymTask:
         self._worker.close()
 
 
-def score_all(dataset: str, args: Mapping[str, Any], seed: int, index: int, completions: Sequence[str]) -> list[float]:
+def score_all(
+    dataset: str, args: Mapping[str, Any], seed: int, size: int, index: int, completions: Sequence[str]
+) -> list[float]:
     """The worker's side: the dataset's own score, between 0 and 1, of each completion."""
-    source = cached_dataset(dataset, json.dumps(args), seed)
+    source = cached_dataset(dataset, json.dumps(args), seed, size)
     entry = source[index]
     return [float(source.score_answer(answer=completion.strip(), entry=entry)) for completion in completions]
 
 
 @lru_cache(maxsize=4)
-def cached_dataset(dataset: str, args: str, seed: int) -> Any:
-    return make_dataset(dataset, json.loads(args), seed)
+def cached_dataset(dataset: str, args: str, seed: int, size: int) -> Any:
+    return make_dataset(dataset, json.loads(args), seed, size)
 
 
 def version() -> str:
@@ -73,11 +82,11 @@ def version() -> str:
         ) from error
 
 
-def make_dataset(dataset: str, args: Mapping[str, Any], seed: int) -> Any:
+def make_dataset(dataset: str, args: Mapping[str, Any], seed: int, size: int) -> Any:
     import reasoning_gym
 
     try:
-        return reasoning_gym.create_dataset(dataset, size=2**31, seed=seed, **args)
+        return reasoning_gym.create_dataset(dataset, size=size, seed=seed, **args)
     except (ValueError, TypeError, AssertionError) as error:
         raise TaskError(
             f"task.name = 'reasoning_gym:{dataset}' with task.args = {dict(args)} cannot be made: {error}"

@@ -6,13 +6,16 @@ import importlib
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from oapl.errors import GradingError, TaskError
+from oapl.processes import end_with_parent
 
 START_TIMEOUT_S = 120.0
 
@@ -31,11 +34,11 @@ class FunctionWorker:
             return
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.function, os.getcwd()), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, self.function, os.getcwd()))
         self._process.start()
         theirs.close()
         try:
-            status, value = self._receive(START_TIMEOUT_S)
+            status, value = self._receive(START_TIMEOUT_S, f"{START_TIMEOUT_S:g} s")
         except GradingError as error:
             raise TaskError(f"reward function {self.function}: its import failed: {error}.") from error
         if status == "error":
@@ -46,25 +49,23 @@ class FunctionWorker:
         self.start()
         assert self._connection is not None
         self._connection.send(arguments)
-        status, value = self._receive(self.timeout_s)
+        status, value = self._receive(self.timeout_s, f"task.reward_timeout_s = {self.timeout_s:g} s")
         if status == "error":
             raise GradingError(f"{self.function} raised {value}")
         return value
 
-    def _receive(self, timeout_s: float) -> tuple[str, Any]:
+    def _receive(self, timeout_s: float, limit: str) -> tuple[str, Any]:
         assert self._connection is not None
         if not self._connection.poll(timeout_s):
             self.close()
-            raise GradingError(
-                f"{self.function} took longer than task.reward_timeout_s = {timeout_s:g} s and its process was killed"
-            )
+            raise GradingError(f"{self.function} took longer than {limit} and its process was killed")
         try:
             status, value = self._connection.recv()
         except EOFError:
             code = self._process.join() or self._process.exitcode
             self.close()
             raise GradingError(f"{self.function} ended its process (exit code {code})") from None
-        except (ImportError, AttributeError, pickle.UnpicklingError) as error:
+        except (ImportError, AttributeError, TypeError, pickle.UnpicklingError) as error:
             raise GradingError(
                 f"{self.function} returned what only its own process can read ({error}): it must return numbers"
             ) from error
@@ -72,6 +73,8 @@ class FunctionWorker:
 
     def close(self) -> None:
         if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.join()
             self._process = None
@@ -85,6 +88,9 @@ def load_function(function: str) -> Callable[..., Any]:
 
 def _serve(connection: Connection, function: str, folder: str) -> None:
     """The worker: imports the function, then answers calls until the other side is gone."""
+    os.setsid()  # a group of its own: a kill takes what the function started along
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run; this call may end in peace
+    end_with_parent(whole_group=True)
     sys.path.insert(0, folder)
     try:
         call = load_function(function)
