@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from oapl.errors import OaplError, WorkerError
 from oapl.processes import end_with_parent
 from oapl.progress import Progress
 from oapl.store import RunFolder
-
-StepListener = Callable[[Mapping[str, Any]], None]
+from oapl.types import Events
 
 STOP_PATIENCE_S = 120.0
 """Seconds a process may take to end its step and save, once told to stop."""
@@ -76,7 +75,7 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
         from oapl import roles
 
         run = RunFolder(run_dir)
-        events = roles.Events(
+        events = Events(
             should_stop=stop.is_set,
             on_step=lambda record: connection.send(("step", dict(record))),
             on_shard=lambda record: connection.send(("shard", dict(record))),
@@ -97,19 +96,24 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
 class Crew:
     """The child processes of a run. If one fails, the others are told to stop."""
 
-    def __init__(self, run: RunFolder, progress: Progress, on_step: StepListener) -> None:
-        self.run, self._progress, self._on_step = run, progress, on_step
+    def __init__(self, run: RunFolder, progress: Progress, events: Events) -> None:
+        self.run, self._progress, self._events = run, progress, events
         self._children: dict[str, Child] = {}
 
     def start(self, name: str, role: str, **arguments: Any) -> None:
         self._children[name] = Child(self.run, name, role, **arguments)
 
     def wait_for(self, *names: str) -> None:
-        """Passes events on until these children have ended. Raises WorkerError as soon as any child fails."""
+        """Passes events on until these children have ended.
+
+        Raises what ended a child, as soon as any of them fails, and KeyboardInterrupt when told to stop.
+        """
         while any(self._children[name].process.is_alive() for name in names):
-            self._pass_on(timeout_s=0.5)
+            self._pass_on(timeout_s=0.2)
             self._progress.refresh()
             self._raise_failure()
+            if self._events.should_stop():
+                raise KeyboardInterrupt
         self._pass_on(timeout_s=0)
         self._raise_failure()
 
@@ -118,9 +122,11 @@ class Crew:
         for process in multiprocessing.active_children():  # also one that an interrupt kept from being listed here
             process.terminate()
         give_up = time.monotonic() + STOP_PATIENCE_S
-        for process in multiprocessing.active_children():
-            process.join(max(0.0, give_up - time.monotonic()))
-            if process.is_alive():
+        try:
+            for process in multiprocessing.active_children():
+                process.join(max(0.0, give_up - time.monotonic()))
+        finally:  # also where the user lost patience before
+            for process in multiprocessing.active_children():
                 process.kill()
                 process.join()
 
@@ -144,7 +150,7 @@ class Crew:
                 if kind == "error":
                     child.error = value
                 elif kind == "step":
-                    self._on_step(value)
+                    self._events.on_step(value)
                 else:
-                    self._progress.shard(value)
+                    self._events.on_shard(value)
             timeout_s = 0

@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oapl.config import Recipe, differences, dump_recipe, load_recipe
-from oapl.crew import Crew, StepListener
+from oapl.crew import Crew
 from oapl.errors import ConfigError
 from oapl.evaluation import read_scores
 from oapl.progress import Progress
@@ -24,9 +24,7 @@ from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, put_in_order
 from oapl.store.files import read_json, write_bytes, write_json
 from oapl.tracking import make_trackers
-
-if TYPE_CHECKING:
-    from oapl.roles import Events
+from oapl.types import Events
 
 LEAST_HOLD = 0.05
 """beta2 times the surprise of an answer (nats) below which a run is warned: 0.005 collapses (docs/findings.md)."""
@@ -40,9 +38,8 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
     Raises KeyboardInterrupt when told to stop, once everything is saved, and an OaplError where the run cannot go on.
     """
     start = time.monotonic()
-    with run.lock("run"), stop_on_signals():
-        notes = open_run(recipe, run)
-        for note in notes:
+    with run.lock("run"), stoppable(progress) as events:
+        for note in open_run(recipe, run):
             progress.note(note)
         if run.summary_path.exists() and is_finished(recipe, run):
             return read_json(run.summary_path)
@@ -58,10 +55,12 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
 
         launch = run_inline if recipe.launch.kind == "inline" else run_processes
         try:
-            launch(recipe, run, progress, on_step)
+            launch(recipe, run, progress, replace(events, on_step=on_step))
         finally:
             for tracker in trackers:
                 tracker.close()
+        if events.should_stop():
+            raise KeyboardInterrupt
         return finish(recipe, run, wall_s=time.monotonic() - start, resumed_from=resumed_from)
 
 
@@ -198,11 +197,15 @@ def summarize_evaluation(recipe: Recipe, folder: RoundFolder) -> dict[str, Any]:
 
 @contextmanager
 def stoppable(progress: Progress) -> Iterator[Events]:
-    """Events for a role in this process: Ctrl-C and SIGTERM let it end its piece of work, then KeyboardInterrupt."""
-    from oapl.roles import Events
-
+    """Ctrl-C or SIGTERM lets the work at hand end well, then raises KeyboardInterrupt; a second one does so at once."""
     stop = threading.Event()
-    previous = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield Events(stop.is_set, progress.step, progress.shard)
     finally:
@@ -212,52 +215,33 @@ def stoppable(progress: Progress) -> Iterator[Events]:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """SIGTERM becomes KeyboardInterrupt, as Ctrl-C already is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 # One process
 
 
-def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, on_step: StepListener) -> None:
+def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) -> None:
     """Evaluation, sampling and training in turn, in this process."""
     from oapl import roles
     from oapl.trainer import ensure_first_policy
 
-    with stoppable(progress) as events:
-        events = replace(events, on_step=on_step)
-        roles.use_threads(recipe.trainer.num_threads)
-        ensure_first_policy(recipe, run)
-        progress.phase("base evaluation")
-        roles.evaluate(recipe, run, events, folder=run.evaluation(0), version=0)
-        if not events.should_stop():
-            progress.phase("training")
-            roles.train_inline(recipe, run, events)
-        if not events.should_stop():
-            progress.phase("final evaluation")
-            last = recipe.trainer.num_rounds
-            roles.evaluate(recipe, run, events, folder=run.evaluation(last), version=last)
+    last = recipe.trainer.num_rounds
+    roles.use_threads(recipe.trainer.num_threads)
+    ensure_first_policy(recipe, run)
+    progress.phase("base evaluation")
+    roles.evaluate(recipe, run, events, folder=run.evaluation(0), version=0)
+    if not events.should_stop():
+        progress.phase("training")
+        roles.train_inline(recipe, run, events)
+    if not events.should_stop():
+        progress.phase("final evaluation")
+        roles.evaluate(recipe, run, events, folder=run.evaluation(last), version=last)
 
 
 # Several processes
 
 
-def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, on_step: StepListener) -> None:
+def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) -> None:
     """Trainer and sampler side by side, with evaluations before and after on all workers."""
-    crew = Crew(run, progress, on_step)
+    crew = Crew(run, progress, events)
     last = recipe.trainer.num_rounds
     trained = run.policy(last) is not None
     try:

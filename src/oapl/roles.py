@@ -5,10 +5,7 @@ A role takes a recipe and a run folder, tells what happens through `Events`, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,18 +17,7 @@ from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
 from oapl.store.run import weights_digest
 from oapl.trainer import run_trainer, wait_until
-from oapl.types import PolicyRef
-
-
-@dataclass(frozen=True)
-class Events:
-    """What a role is told and tells."""
-
-    should_stop: Callable[[], bool]
-    on_step: Callable[[Mapping[str, Any]], None]
-    """Called with each optimizer step's record of metrics.jsonl."""
-    on_shard: Callable[[Mapping[str, Any]], None]
-    """Called when a shard has been sampled, graded and stored."""
+from oapl.types import Events, PolicyRef
 
 
 def use_threads(count: int) -> None:

@@ -6,7 +6,7 @@ Shapes: P prompt tokens, T completion tokens, G completions of one prompt. Log-p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -168,3 +168,14 @@ class Shard:
     @property
     def num_tokens(self) -> int:
         return sum(len(completion.token_ids) for group in self.groups for completion in group.completions)
+
+
+@dataclass(frozen=True)
+class Events:
+    """What a part of a run is told, and tells, while it works."""
+
+    should_stop: Callable[[], bool]
+    on_step: Callable[[Mapping[str, Any]], None]
+    """Called with each optimizer step's record of metrics.jsonl."""
+    on_shard: Callable[[Mapping[str, Any]], None]
+    """Called when a shard has been sampled, graded and stored."""
