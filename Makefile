@@ -25,15 +25,15 @@ docs: .venv/installed-dev  ## the documentation site, into site/
 clean:  ## everything made here but .venv and runs
 	rm -rf site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
-.venv:
+.venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
-.venv/installed: pyproject.toml constraints-cpu.txt | .venv
+.venv/installed: pyproject.toml constraints-cpu.txt | .venv/bin/pip
 	@echo "Installing oapl into .venv; this takes a few minutes the first time."
 	$(INSTALL) .
 	touch $@
 
-.venv/installed-dev: pyproject.toml constraints-cpu.txt | .venv
+.venv/installed-dev: pyproject.toml constraints-cpu.txt | .venv/bin/pip
 	@echo "Installing oapl and its development tools into .venv; this takes a few minutes the first time."
 	$(INSTALL) ".[dev]"
 	touch .venv/installed $@

@@ -225,6 +225,18 @@ def test_a_failed_reward_function_loses_nothing_once_mended(write_recipe, run: R
     assert rows["verifier"].nunique() == 2  # the mended function is another version
 
 
+def test_an_evaluation_stopped_by_a_broken_reward_is_whole_once_mended(
+    write_recipe, run: RunFolder, own_task, tmp_path
+):
+    """Single problems fail before the run gives up; none of them is to be missing afterwards."""
+    recipe = write_recipe(task=own_task("length"), evaluation={"num_prompts": 12})
+    (tmp_path / "my_rewards.py").write_text(REWARD.replace("/ 10 for", "/ 0 for"))
+    assert train(recipe, run) == 1
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    assert train(recipe, run) == 0
+    assert read_json(run.summary_path)["base"]["num_failed"] == 0
+
+
 def test_a_child_process_ends_the_run_with_its_own_error(write_recipe, run: RunFolder, own_task, capsys):
     recipe = write_recipe(task=own_task("short"), launch={"kind": "processes"})
     assert train(recipe, run) == 1
@@ -266,6 +278,33 @@ def test_a_prompt_longer_than_the_context_is_named_before_sampling(
     message = refusal(write_recipe(task=own_task("length")), run, capsys)
     assert "prompt train/12 has 60 tokens, which with max_completion_length = 10 passes the model's context" in message
     assert not run.round_indices()
+
+
+def test_prompts_that_the_model_cannot_read_are_refused(write_recipe, run: RunFolder, capsys):
+    recipe = write_recipe(task={"name": "reasoning_gym:chain_sum", "args": {"max_terms": 2, "max_digits": 1}})
+    recipe.write_text(recipe.read_text().replace("max_completion_length = 10", "max_completion_length = 1"))
+    assert "tokens are unknown to its tokenizer (<unk>)" in refusal(recipe, run, capsys)
+
+
+def test_a_first_try_that_made_nothing_does_not_bind_the_next(write_recipe, run: RunFolder, capsys):
+    refusal(write_recipe(model={"name_or_path": "./no/such/model"}), run, capsys)
+    assert train(write_recipe(), run) == 0
+
+
+def test_settings_of_every_kind_can_be_given_on_the_command_line(write_recipe, run: RunFolder, capsys):
+    assert train(write_recipe(), run, "--dry_run", "--launch.rounds_ahead", "1", "--trainer.bf16", "true") == 0
+    out = capsys.readouterr().out
+    assert "rounds_ahead = 1" in out
+    assert "bf16 = true" in out
+
+
+def test_a_damaged_summary_is_made_again(finished: RunFolder, write_recipe, capsys):
+    curve = read_json(finished.summary_path)["final"]
+    cut_short(finished.summary_path)
+    assert main(["inspect", str(finished.path)]) == 0
+    assert "cannot be read as JSON" in capsys.readouterr().out
+    assert train(write_recipe(), finished) == 0
+    assert read_json(finished.summary_path)["final"] == curve
 
 
 def test_a_run_folder_of_another_recipe_is_refused(finished: RunFolder, write_recipe, capsys):

@@ -142,8 +142,10 @@ class LaunchConfig(Section):
     kind: Literal["processes", "inline"] = Field(
         "processes", description="`processes`: sampler and trainer side by side. `inline`: in turn, bitwise repeatable."
     )
-    rounds_ahead: Literal[0, 1] = Field(
+    rounds_ahead: int = Field(
         0,
+        ge=0,
+        le=1,
         description="1 lets the sampler start a round before the one before it is trained: no waiting, lag up to 2 L.",
     )
 
@@ -168,7 +170,7 @@ class Recipe(BaseSettings):
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, cli_avoid_json=True, cli_implicit_flags=False)
 
-    seed: int = Field(0, ge=0, description="Seeds prompts, completions and initial state.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seeds prompts, completions and initial state.")
     model: ModelConfig
     task: TaskConfig
     sampling: SamplingConfig = SamplingConfig()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -90,6 +91,7 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
     connection.close()
     sys.stdout.flush()
     sys.stderr.flush()
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives back semaphores of libraries
     os._exit(code)  # all is stored; what threads of native libraries do at a slow exit is not worth waiting for
 
 

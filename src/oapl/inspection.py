@@ -52,7 +52,10 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
         for group in islice(last_groups(run), num_groups):
             print_group(group, console)
     if run.summary_path.exists():
-        console.print(summary_table(read_json(run.summary_path)))
+        try:
+            console.print(summary_table(read_json(run.summary_path)))
+        except StoreError as error:
+            console.print(f"{error}. `oapl train` on this folder makes it again.", markup=False, soft_wrap=True)
 
 
 def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:

@@ -17,7 +17,7 @@ from typing import Any
 
 from oapl.config import Recipe, differences, dump_recipe, load_recipe
 from oapl.crew import Crew
-from oapl.errors import ConfigError
+from oapl.errors import ConfigError, StoreError
 from oapl.evaluation import read_scores
 from oapl.progress import Progress
 from oapl.report import plot_pass_at_k, summarize, summarize_run
@@ -42,7 +42,8 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         for note in open_run(recipe, run):
             progress.note(note)
         if run.summary_path.exists() and is_finished(recipe, run):
-            return read_json(run.summary_path)
+            with suppress(StoreError):  # a damaged one is made again
+                return read_json(run.summary_path)
         resumed_from = max(run.checkpoint_steps(), default=0)
         trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
 
@@ -94,12 +95,12 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
 
 def check_same_run(recipe: Recipe, run: RunFolder) -> None:
     """Raises ConfigError where the folder holds a run that this recipe would change."""
+    if not run.round_indices() and not run.policy_versions():
+        return  # nothing was made with whatever settings
     if not run.config_path.exists():
-        if run.round_indices() or run.policy_versions():
-            raise ConfigError(
-                f"{run.path} holds rounds or policies but no config.toml. Restore it, or choose another run_dir."
-            )
-        return
+        raise ConfigError(
+            f"{run.path} holds rounds or policies but no config.toml. Restore it, or choose another run_dir."
+        )
     changed = differences(load_recipe(run.config_path), recipe)
     if changed:
         raise ConfigError(

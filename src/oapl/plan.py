@@ -22,6 +22,11 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "little") >> 1
 
 
+def training_params(recipe: Recipe) -> SamplingParams:
+    sampling = recipe.sampling
+    return SamplingParams(sampling.temperature, sampling.max_completion_length, sampling.num_generations)
+
+
 def plan_round(recipe: Recipe, task: Task, policy: PolicyRef, index: int) -> Round:
     """The training round `index`: its prompts follow from the recipe alone.
 
@@ -41,9 +46,7 @@ def plan_round(recipe: Recipe, task: Task, policy: PolicyRef, index: int) -> Rou
     return Round(
         index=index,
         policy=policy,
-        sampling=SamplingParams(
-            recipe.sampling.temperature, recipe.sampling.max_completion_length, recipe.sampling.num_generations
-        ),
+        sampling=training_params(recipe),
         seed=derive_seed(recipe.seed, "round", index),
         prompt_ids=tuple(f"train/{i}" for i in indices),
         prompts_per_shard=recipe.trainer.prompts_per_step,

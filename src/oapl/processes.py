@@ -1,4 +1,4 @@
-"""What every child process does about its parent."""
+"""What processes that share nothing but files do about each other: wait, and end with their parent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from multiprocessing.connection import wait
 
 
@@ -21,3 +23,12 @@ def end_with_parent(*, whole_group: bool = False) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def wait_until(ready: Callable[[], bool], should_stop: Callable[[], bool], poll_s: float = 0.02) -> bool:
+    """True once it is ready; False when told to stop first."""
+    while not ready():
+        if should_stop():
+            return False
+        time.sleep(poll_s)
+    return True

@@ -24,10 +24,10 @@ LINE_EVERY_S = 10.0
 class Progress:
     """Takes events of a run and shows them. Use as a context manager."""
 
-    def __init__(self, recipe: Recipe, console: Console, done_steps: int = 0) -> None:
-        self._console, self._num_steps, self._started_at = console, recipe.trainer.num_steps, done_steps
+    def __init__(self, recipe: Recipe, console: Console) -> None:
+        self._console, self._num_steps = console, recipe.trainer.num_steps
         self._num_rounds = recipe.trainer.num_rounds
-        self._phase, self._phase_start = "starting", time.monotonic()
+        self._phase = "starting"
         self._step: Mapping[str, Any] = {}
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         self._shards: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
@@ -51,7 +51,8 @@ class Progress:
         self._console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
 
     def phase(self, name: str) -> None:
-        self._phase, self._phase_start, self._shards_done = name, time.monotonic(), 0
+        self._phase, self._shards_done = name, 0
+        self._shards.clear()
         if self._live is None:
             self._console.print(f"{name} …", markup=False)
         self.refresh()
@@ -76,7 +77,7 @@ class Progress:
         if self._live is None:
             return
         if self._phase == "training":
-            done, total, note = self._step.get("step", self._started_at), self._num_steps, self._time_left()
+            done, total, note = self._step.get("step", 0), self._num_steps, self._time_left()
         else:
             total = self._shards[-1]["num_shards"] if self._shards_done else 0
             done, note = self._shards_done, ""

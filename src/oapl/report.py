@@ -52,9 +52,10 @@ def scores_table(title: str, columns: Mapping[str, Mapping[str, Interval]]) -> T
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
+    failed = max(summary[name]["num_failed"] for name in ("base", "final"))
     return scores_table(
         f"pass@k on {summary['final']['num_prompts']} held-out problems, "
-        f"{summary['final']['num_generations']} samples each",
+        f"{summary['final']['num_generations']} samples each" + (f"; {failed} could not be graded" if failed else ""),
         {
             "before": summary["base"]["pass_at_k"],
             "after": summary["final"]["pass_at_k"],

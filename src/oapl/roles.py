@@ -12,11 +12,12 @@ import torch
 from oapl.config import Recipe
 from oapl.model import resolve
 from oapl.plan import plan_evaluation, plan_round
+from oapl.processes import wait_until
 from oapl.sampler import Sampler, run_sampler
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
 from oapl.store.run import weights_digest
-from oapl.trainer import run_trainer, wait_until
+from oapl.trainer import run_trainer
 from oapl.types import Events, PolicyRef
 
 

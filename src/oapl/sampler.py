@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from oapl.engines.base import Engine
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import GradingError, StoreError, TaskError
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_sequences
-from oapl.plan import SEED_STRIDE, derive_seed, plan_round
+from oapl.plan import SEED_STRIDE, derive_seed, plan_round, training_params
+from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside
 from oapl.tasks import Task, make_task
@@ -82,10 +84,21 @@ class Sampler:
         patience = min(MAX_FAILED_IN_A_ROW, -(-len(round.prompt_ids) // num_workers))
         if missing:
             self.hold(round.policy)
+        made: dict[int, Shard] = {}
         for number in missing:
             if self.should_stop():
                 return
-            shard = self.make_shard(round, number, patience)
+            made[number] = self.make_shard(round, number, patience)
+            if self._failed_in_a_row < made[number].num_prompts:
+                self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
+        self._store(folder, round, made)
+        if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
+            folder.seal(round)
+
+    def _store(self, folder: RoundFolder, round: Round, made: dict[int, Shard]) -> None:
+        """Stores the shards made so far and tells of each; `made` is then empty."""
+        for number in list(made):
+            shard = made.pop(number)
             folder.write_shard(round, number, shard)
             self._on_shard(
                 {
@@ -98,8 +111,6 @@ class Sampler:
                     "num_failed_groups": len(shard.failed),
                 }
             )
-        if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
-            folder.seal(round)
 
     def make_shard(self, round: Round, number: int, patience: int) -> Shard:
         """The groups of one shard. Raises TaskError where `patience` groups in a row could not be graded: better to
@@ -177,9 +188,7 @@ def check_prompts(
     recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 32
 ) -> None:
     """Fails early on prompts that could not be sampled: every one of your own, some of a generated task."""
-    sampling = SamplingParams(
-        recipe.sampling.temperature, recipe.sampling.max_completion_length, recipe.sampling.num_generations
-    )
+    sampling = training_params(recipe)
     splits: tuple[Split, ...] = ("train", "evaluation")
     for split in splits:
         count = task.num_prompts(split)
@@ -189,7 +198,20 @@ def check_prompts(
         )
         for index in range(start, start + checked):
             prompt = task.prompt(split, index)
-            check_length(prompt, len(encode_prompt(tokenizer, prompt.text)), sampling, context)
+            prompt_ids = encode_prompt(tokenizer, prompt.text)
+            check_known(prompt, prompt_ids, tokenizer)
+            check_length(prompt, len(prompt_ids), sampling, context)
+
+
+def check_known(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises TaskError where the model cannot read most of a prompt."""
+    unknown = sum(token == tokenizer.unk_token_id for token in prompt_ids)
+    if unknown > len(prompt_ids) / 2:
+        raise TaskError(
+            f"prompt {prompt.id} cannot be read by the model: {unknown} of its {len(prompt_ids)} tokens are unknown to "
+            f"its tokenizer ({tokenizer.unk_token}). Use another model, or prompts in the words it knows "
+            f"(builtin:countdown reads countdown problems only)."
+        )
 
 
 def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None:
@@ -202,10 +224,10 @@ def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None
         version = sampler.recipe.policy_of_round(index)
         if run.round(index).is_sealed() and run.policy(version) in (None, run.round(index).load().policy):
             continue
-        while (policy := run.policy(version)) is None:
-            if not follow or sampler.should_stop():
-                return index
-            time.sleep(0.05)
+        if follow:
+            wait_until(partial(run.has_policy, version), sampler.should_stop)
+        if (policy := run.policy(version)) is None:
+            return index
         sampler.fill(run.round(index), plan_round(sampler.recipe, sampler.task, policy, index))
         if sampler.should_stop():
             return index

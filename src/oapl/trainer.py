@@ -18,6 +18,7 @@ from oapl.config import Recipe, TrainerConfig
 from oapl.errors import StoreError, TrainingError
 from oapl.losses import oapl_loss, sequence_log_ratio
 from oapl.model import encode_prompt, load_model, load_tokenizer, next_token_logprobs, save_policy
+from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
 from oapl.tasks import make_task
 from oapl.types import Shard
@@ -331,15 +332,6 @@ def save(trainer: Trainer, run: RunFolder) -> None:
     for step in steps[: -config.save_total_limit]:
         if not (step >= oldest_start and step % config.weight_sync_steps == 0):
             run.remove_checkpoint(step)
-
-
-def wait_until(ready: Callable[[], bool], should_stop: Callable[[], bool], poll_s: float = 0.02) -> bool:
-    """True once it is ready; False when told to stop first."""
-    while not ready():
-        if should_stop():
-            return False
-        time.sleep(poll_s)
-    return True
 
 
 class Clock:

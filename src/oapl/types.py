@@ -162,6 +162,10 @@ class Shard:
     """Mean |log-prob gap| per token, in nats, between this engine and the trainer on the policy's probe."""
 
     @property
+    def num_prompts(self) -> int:
+        return len(self.groups) + len(self.failed)
+
+    @property
     def num_completions(self) -> int:
         return sum(len(group.completions) for group in self.groups)
 

@@ -72,6 +72,9 @@ class RunFolder:
         seal = read_json(path / SEAL, "step", "files")
         return PolicyRef(version, seal["step"], weights_digest(seal["files"]))
 
+    def has_policy(self, version: int) -> bool:
+        return self.policy(version) is not None
+
     def verified_policy_path(self, policy: PolicyRef) -> Path:
         """Where the policy lies, once every file matched its seal. Raises StoreError where one does not."""
         path = self.policy_path(policy.version)
