@@ -658,3 +658,16 @@ def test_what_safetensors_says_of_a_full_disk_reads_like_any_other(tmp_path: Pat
         storing(tmp_path / "model.safetensors"),
     ):
         raise error
+
+
+def test_leftovers_of_a_killed_write_are_cleared_wherever_they_lie(tmp_path: Path):
+    """A kill while a folder's seal is written leaves a temporary file inside a temporary folder."""
+    run = make_run(tmp_path, rounds=1, checkpoints=[0])
+    partial = run.path / "policies" / ".000001.partial"
+    partial.mkdir()
+    (partial / ".sealed.json.123.partial").write_text("{")
+    (run.round(0).path / ".round.json.124.partial").write_text("{")
+    removed = run.path / "checkpoints" / ".000002.removed"
+    removed.mkdir()
+    order(run)
+    assert not [path for path in run.path.rglob(".*") if path.name.endswith((".partial", ".removed"))]

@@ -152,7 +152,10 @@ def remove_leftovers(run: RunFolder) -> None:
     for pattern in (".*.partial", ".*.removed"):
         for path in list(run.path.rglob(pattern)):
             with storing(path):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)  # it may have gone with its folder
 
 
 def put_in_order(
