@@ -669,5 +669,5 @@ def test_leftovers_of_a_killed_write_are_cleared_wherever_they_lie(tmp_path: Pat
     (run.round(0).path / ".round.json.124.partial").write_text("{")
     removed = run.path / "checkpoints" / ".000002.removed"
     removed.mkdir()
-    order(run)
+    put_in_order(run, STEPS_PER_ROUND, NUM_ROUNDS, lambda index: index)
     assert not [path for path in run.path.rglob(".*") if path.name.endswith((".partial", ".removed"))]
