@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,3 +51,10 @@ def make_round(index: int, policy: PolicyRef, *, num_shards: int, prompts_per_sh
         prompts_per_shard=prompts_per_shard,
         verifier="countdown/1",
     )
+
+
+def flip_a_bit(path: Path, place: float = 0.5) -> None:
+    """Flips one bit of the byte at this share of the file."""
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 1
+    path.write_bytes(data)

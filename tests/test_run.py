@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from helpers import flip_a_bit
 from oapl.cli import main
 from oapl.progress import Progress
 from oapl.store import RunFolder
@@ -349,12 +350,6 @@ def undisturbed(write_recipe, tmp_path: Path) -> PolicyRef:
     policy = run.policy(3)
     assert policy is not None
     return policy
-
-
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def cut_short(path: Path) -> None:

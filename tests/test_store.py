@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from safetensors import SafetensorError
 
-from helpers import make_completion, make_group, make_round, make_shard
+from helpers import flip_a_bit, make_completion, make_group, make_round, make_shard
 from oapl.errors import StoreError
 from oapl.store import RoundFolder, RunFolder, put_in_order
 from oapl.store.files import (
@@ -34,13 +34,6 @@ from oapl.store.files import (
 from oapl.types import FailedGroup, PolicyRef, Round, Shard
 
 POLICY = PolicyRef(version=4, step=200, digest="ab" * 32)
-
-
-def flip_a_bit(path: Path, place: float = 0.5) -> None:
-    """Flips one bit of the byte at this share of the file."""
-    data = bytearray(path.read_bytes())
-    data[int(place * len(data))] ^= 1
-    path.write_bytes(data)
 
 
 def cut_in_half(path: Path) -> None:

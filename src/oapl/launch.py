@@ -121,7 +121,7 @@ def environment() -> dict[str, Any]:
 
 def is_finished(recipe: Recipe, run: RunFolder) -> bool:
     """Whether nothing is left to train or evaluate."""
-    return all(run.policy(v) is not None and run.is_evaluated(v) for v in (0, recipe.trainer.num_rounds))
+    return all(run.is_evaluated(version) for version in (0, recipe.trainer.num_rounds))
 
 
 def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
     """Trainer and sampler side by side, with evaluations before and after on all workers."""
     crew = Crew(run, progress, events)
     last = recipe.trainer.num_rounds
-    trained = run.policy(last) is not None
+    trained = run.has_policy(last)
     try:
         if not trained:
             crew.start("trainer", "train")

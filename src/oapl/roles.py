@@ -5,6 +5,7 @@ A role takes a recipe and a run folder, tells what happens through `Events`, and
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ def evaluate(
     num_workers: int = 1,
 ) -> None:
     """Samples this worker's part of an evaluation of the run's policy `version`, as soon as there is one."""
-    wait_until(lambda: run.policy(version) is not None, events.should_stop)
+    wait_until(partial(run.has_policy, version), events.should_stop)
     if (policy := run.policy(version)) is not None:
         sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
         fill_evaluation(sampler, policy, folder, worker, num_workers)

@@ -71,11 +71,13 @@ class Sampler:
         takes every `num_workers`-th shard. Ends early, with nothing stored lost, when told to stop. Raises
         StoreError where the folder holds a round that was planned with other settings.
         """
-        if folder.is_open() and folder.load().policy != round.policy:
+        stored = folder.load() if folder.is_open() else None
+        if stored is not None and stored.policy != round.policy:
             move_aside(folder.path)
-        if not folder.is_open():
+            stored = None
+        if stored is None:
             folder.open(round)
-        elif folder.load() != replace(round, verifier=folder.load().verifier):  # a mended reward may go on
+        elif stored != replace(round, verifier=stored.verifier):  # a mended reward may go on
             raise StoreError(
                 f"{folder.path} holds a round of the same policy that was planned with other settings than asked for "
                 f"now. Use the same settings, or another run_dir or output_dir."
