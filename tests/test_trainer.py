@@ -11,12 +11,14 @@ from safetensors.torch import load_file
 
 from oapl.batching import collate, group_rows, micro_batches
 from oapl.config import EngineConfig, Recipe, load_recipe
+from oapl.diagnostics import StepTotals
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import TrainingError
 from oapl.losses import oapl_loss
 from oapl.model import next_token_logprobs
 from oapl.store import RunFolder
-from oapl.trainer import StepTotals, Trainer, scheduled_learning_rate, start_or_resume
+from oapl.train_loop import start_or_resume
+from oapl.trainer import Trainer, scheduled_learning_rate
 from oapl.types import Group, Request, SamplingParams, Shard
 
 

@@ -147,7 +147,7 @@ def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) 
 def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
     """Samples on its own: see `oapl.sampler.run_sampler`."""
     from oapl import roles
-    from oapl.trainer import ensure_first_policy
+    from oapl.train_loop import ensure_first_policy
 
     with stoppable(progress) as events:
         if not run.config_path.exists() or run.policy(0) is None:
@@ -222,7 +222,7 @@ def stoppable(progress: Progress) -> Iterator[Events]:
 def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) -> None:
     """Evaluation, sampling and training in turn, in this process."""
     from oapl import roles
-    from oapl.trainer import ensure_first_policy
+    from oapl.train_loop import ensure_first_policy
 
     last = recipe.trainer.num_rounds
     roles.use_threads(recipe.trainer.num_threads)

@@ -18,7 +18,7 @@ from oapl.sampler import Sampler, run_sampler
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
 from oapl.store.run import weights_digest
-from oapl.trainer import run_trainer
+from oapl.train_loop import run_trainer
 from oapl.types import Events, PolicyRef
 
 

@@ -1,0 +1,170 @@
+"""The trainer's loop: L optimizer steps on each round, a checkpoint, the next policy. It never sees an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from oapl.config import Recipe
+from oapl.errors import StoreError
+from oapl.model import encode_prompt, save_policy
+from oapl.processes import wait_until
+from oapl.store import RoundFolder, RunFolder
+from oapl.tasks import make_task
+from oapl.trainer import Trainer
+
+NUM_PROBE_SEQUENCES = 4
+
+
+def start_or_resume(recipe: Recipe, run: RunFolder) -> Trainer:
+    """The trainer at the newest checkpoint; without one, at the model itself, which becomes checkpoint 0."""
+    steps = run.checkpoint_steps()
+    trainer = Trainer(recipe, source_of(recipe, run) if steps else recipe.model.name_or_path)
+    if steps:
+        trainer.read_checkpoint(run.checkpoint_path(steps[-1]))
+    else:
+        run.write_checkpoint(0, trainer.write_checkpoint)
+    return trainer
+
+
+def source_of(recipe: Recipe, run: RunFolder) -> str:
+    """Where a resumed run takes its model's architecture from: its own policy 0, if that is whole."""
+    try:
+        policy = run.policy(0)
+        return str(run.verified_policy_path(policy)) if policy is not None else recipe.model.name_or_path
+    except StoreError:
+        return recipe.model.name_or_path
+
+
+def publish(trainer: Trainer, run: RunFolder) -> None:
+    """Seals the trainer's weights as the policy of the round that starts at its step."""
+    version = trainer.step // trainer.config.weight_sync_steps
+    probe = probe_sequences(trainer, run, version)
+    dtype = "bfloat16" if trainer.config.bf16 else "float32"
+
+    def write(folder: Path) -> None:
+        with trainer.autocast():
+            save_policy(trainer.model, trainer.tokenizer, folder, dtype=dtype, probe=probe)
+
+    run.publish_policy(version, trainer.step, write)
+
+
+def probe_sequences(trainer: Trainer, run: RunFolder, version: int) -> list[list[int]]:
+    """What the policy's probe is scored on: completions of the round before it, or else a few prompts."""
+    try:
+        shard = run.round(version - 1).read_shard(trainer.config.weight_sync_steps - 1) if version > 0 else None
+    except StoreError:  # lost since it was trained on
+        shard = None
+    if shard is None:
+        task = make_task(trainer.recipe.task)
+        prompts = [
+            task.prompt("train", index % (task.num_prompts("train") or 2**31)) for index in range(NUM_PROBE_SEQUENCES)
+        ]
+        encoded = [encode_prompt(trainer.tokenizer, prompt.text) for prompt in prompts]
+        return [prompt_ids for prompt_ids in encoded if len(prompt_ids) > 1]
+    return [
+        [*group.prompt_ids.tolist(), *group.completions[0].token_ids.tolist()]
+        for group in shard.groups[:NUM_PROBE_SEQUENCES]
+    ]
+
+
+def run_trainer(
+    recipe: Recipe,
+    run: RunFolder,
+    should_stop: Callable[[], bool],
+    on_step: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    fill_round: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Trains every round of the run, from wherever its last checkpoint left it, until done or told to stop.
+
+    `fill_round` is called at each round's start, for a run whose sampler is this same process. Of each step's
+    record, `save_s` is what checkpoint and policy took before the step, `wait_s` the wait for its groups, `step_s`
+    the step; a round's wall time is the sum of the three over its steps.
+    """
+    config = recipe.trainer
+    save_steps = config.save_steps or config.weight_sync_steps
+    trainer = start_or_resume(recipe, run)
+    if trainer.step > 0:
+        ensure_first_policy(recipe, run)
+    clock = Clock()
+    first = True
+    while not should_stop():
+        index, number = divmod(trainer.step, config.weight_sync_steps)
+        if number == 0:
+            publish(trainer, run)
+        if trainer.step >= config.num_steps:
+            return
+        save_s = clock.lap()
+        if number == 0 or first:
+            fill_round(index)
+        folder = run.round(index)
+        if (number == 0 or first) and not wait_until(partial(is_ready, run, recipe, index), should_stop):
+            break
+        if first:
+            clock, save_s, first = Clock(), 0.0, False  # what came before the round was no part of it
+        if not wait_until(partial(folder.has_shard, number), should_stop):
+            break
+        wait_s = clock.lap()
+        metrics = train_on(trainer, folder, number)
+        record = {
+            "step": trainer.step,
+            "round": index,
+            "lag": trainer.step - 1 - recipe.policy_of_round(index) * config.weight_sync_steps,
+            **metrics,
+            "save_s": save_s,
+            "wait_s": wait_s,
+            "step_s": clock.lap(),
+            "time": time.time(),
+        }
+        run.append_metrics(record)  # before the checkpoint, so that no step it holds lacks its record
+        on_step(record)
+        if trainer.step % save_steps == 0 or trainer.step % config.weight_sync_steps == 0:
+            save(trainer, run)
+    if trainer.step not in run.checkpoint_steps():
+        save(trainer, run)
+
+
+def is_ready(run: RunFolder, recipe: Recipe, index: int) -> bool:
+    """Whether the round is open, and of the policy it should be sampled from."""
+    policy = run.policy(recipe.policy_of_round(index))
+    return run.round(index).is_open() and policy in (None, run.round(index).load().policy)
+
+
+def train_on(trainer: Trainer, folder: RoundFolder, number: int) -> dict[str, float]:
+    try:
+        shard = folder.read_shard(number)
+    except StoreError as error:
+        raise StoreError(f"{error}. Run the same command again: the shard is moved aside and sampled again.") from error
+    return trainer.train_step(shard, folder.shard_seal(number)["digest"])
+
+
+def save(trainer: Trainer, run: RunFolder) -> None:
+    """Writes a checkpoint and removes the oldest, but for those that a round in work may start from again."""
+    run.sync_metrics()
+    run.write_checkpoint(trainer.step, trainer.write_checkpoint)
+    config, ahead = trainer.config, trainer.recipe.launch.rounds_ahead
+    steps = run.checkpoint_steps()
+    oldest_start = (trainer.step // config.weight_sync_steps - 1 - ahead) * config.weight_sync_steps
+    for step in steps[: -config.save_total_limit]:
+        if not (step >= oldest_start and step % config.weight_sync_steps == 0):
+            run.remove_checkpoint(step)
+
+
+class Clock:
+    """Seconds since the last lap."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def lap(self) -> float:
+        last, self._last = self._last, time.monotonic()
+        return self._last - last
+
+
+def ensure_first_policy(recipe: Recipe, run: RunFolder) -> None:
+    """Seals the model itself as policy 0, where a run has none, or has it no longer."""
+    if run.policy(0) is None:
+        publish(Trainer(recipe, recipe.model.name_or_path), run)
