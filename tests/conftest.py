@@ -60,6 +60,8 @@ def write_recipe(tmp_path: Path, tiny_model: Path) -> RecipeWriter:
             "launch": {"kind": "inline"},
             "evaluation": {"num_prompts": 4, "num_generations": 4},
         }
+        if "kind" in sections.get("loss", {}):
+            del recipe["loss"]  # whose settings are another loss's
         for name, values in sections.items():
             recipe[name] = {**recipe.get(name, {}), **values} if isinstance(values, dict) else values
         path = tmp_path / "recipe.toml"

@@ -11,6 +11,10 @@ from torch import tensor
 
 from helpers import make_completion, make_group
 from oapl.batching import Row, collate, group_rows, micro_batches
+from oapl.config import OAPLConfig
+from oapl.objective import make_objective
+
+OBJECTIVE = make_objective(OAPLConfig(beta1=1.0))
 
 
 def make_row(prompt_ids: list[int], token_ids: list[int], logprobs: list[float] | None = None, advantage: float = 0.0):
@@ -22,14 +26,14 @@ def row_of_length(length: int) -> Row:
 
 
 def test_an_advantage_is_the_reward_less_the_value_of_its_own_group():
-    rows = group_rows([make_group(0, [1.0, 0.0]), make_group(1, [0.5, 0.5])], beta1=1.0)
+    rows = group_rows([make_group(0, [1.0, 0.0]), make_group(1, [0.5, 0.5])], OBJECTIVE)
     value = math.log((math.e + 1) / 2)  # of the first group; the second's is 0.5, as all its rewards are
     assert [row.advantage for row in rows] == pytest.approx([1 - value, -value, 0.0, 0.0])
     assert [row.reward for row in rows] == [1.0, 0.0, 0.5, 0.5]
 
 
 def test_rows_keep_each_completion_with_its_own_prompt():
-    rows = group_rows([make_group(0, [1.0, 0.0], prompt_ids=[7]), make_group(1, [0.0], prompt_ids=[8, 9])], beta1=1.0)
+    rows = group_rows([make_group(0, [1.0, 0.0], prompt_ids=[7]), make_group(1, [0.0], prompt_ids=[8, 9])], OBJECTIVE)
     assert [row.prompt_ids.tolist() for row in rows] == [[7], [7], [8, 9]]
     assert [row.completion.token_ids.tolist() for row in rows] == [[3], [4], [3]]
     assert [len(row) for row in rows] == [2, 2, 3]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from oapl.batching import collate, group_rows, micro_batches
+from oapl.batching import collate, group_rows, micro_batches, step_counts
 from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.diagnostics import StepTotals
 from oapl.engines.embedded import EmbeddedEngine
@@ -43,11 +43,11 @@ def sampled_shard(model: Path, *, temperature: float = 1.0, num_prompts: int = 3
 
 def gradients(trainer: Trainer, shard: Shard, max_tokens: int) -> dict[str, torch.Tensor]:
     """The gradient of one step, before clipping and without taking it."""
-    rows = group_rows(shard.groups, trainer.recipe.loss.beta1)
+    rows = group_rows(shard.groups, trainer.objective)
     trainer.optimizer.zero_grad()
-    totals = StepTotals(1.0)
+    counts, totals = step_counts(rows, 32), StepTotals()
     for micro in micro_batches(rows, max_tokens):
-        trainer.backward(collate(micro, "cpu"), len(rows), totals)
+        trainer.backward(collate(micro, "cpu"), counts, totals)
     return {name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None}
 
 
@@ -57,7 +57,20 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
 
 
-def test_micro_batch_size_does_not_change_the_gradient(recipe: Recipe, tiny_model: Path):
+LOSSES = [
+    {"kind": "oapl", "beta2": 0.1},
+    {"kind": "oapl", "beta2": 0.1, "leave_one_out": True, "rescale": True, "per_token_mean": True},
+    *({"kind": "grpo", "loss_type": loss_type} for loss_type in ("grpo", "dr_grpo", "dapo")),
+    {"kind": "grpo", "importance_sampling": "token_truncate"},
+    {"kind": "grpo", "importance_sampling": "sequence_mask"},
+    {"kind": "grpo_plus"},
+    {"kind": "reinforce"},
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: "-".join(map(str, loss.values())))
+def test_micro_batch_size_does_not_change_the_gradient(write_recipe, tiny_model: Path, loss: dict[str, object]):
+    recipe = load_recipe(write_recipe(loss=loss))
     trainer, shard = Trainer(recipe, str(tiny_model)), sampled_shard(tiny_model)
     whole = gradients(trainer, shard, max_tokens=10**6)
     assert_same(whole, gradients(trainer, shard, max_tokens=60))
@@ -75,7 +88,7 @@ def test_padding_does_not_change_the_gradient(recipe: Recipe, tiny_model: Path):
     trainer, shard = Trainer(recipe, str(tiny_model)), sampled_shard(tiny_model)
     padded = gradients(trainer, shard, 10**6)
     trainer.optimizer.zero_grad()
-    for row in group_rows(shard.groups, recipe.loss.beta1):
+    for row in group_rows(shard.groups, trainer.objective):
         ids = torch.tensor([[*row.prompt_ids.tolist(), *row.completion.token_ids.tolist()]])
         logprobs, _ = next_token_logprobs(trainer.model, ids, 1.0, first=len(row.prompt_ids) - 1)
         sampler = torch.from_numpy(row.completion.logprobs)[None]
@@ -96,7 +109,7 @@ def test_log_ratios_start_at_zero(write_recipe, tiny_model: Path, temperature: f
     """On the sampler's own weights every log-ratio is 0, at any temperature, so the loss is the mean of A^2."""
     recipe = load_recipe(write_recipe(sampling={"temperature": temperature}))
     trainer, shard = Trainer(recipe, str(tiny_model)), sampled_shard(tiny_model, temperature=temperature)
-    advantages = [row.advantage for row in group_rows(shard.groups, recipe.loss.beta1)]
+    advantages = [row.advantage for row in group_rows(shard.groups, trainer.objective)]
     metrics = trainer.train_step(shard, "digest")
     assert metrics["log_ratio"] == pytest.approx(0, abs=1e-4)
     assert metrics["loss"] == pytest.approx(np.mean(np.square(advantages)), abs=1e-5)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oapl.losses import optimal_value
+from oapl.objective import Objective, StepCounts
 from oapl.types import Completion, Group
 
 
@@ -48,17 +48,25 @@ class Batch:
     """f32[B]"""
 
 
-def group_rows(groups: Sequence[Group], beta1: float) -> list[Row]:
-    """Every completion with its advantage: its reward less its group's value."""
+def group_rows(groups: Sequence[Group], objective: Objective) -> list[Row]:
+    """Every completion that is trained on, with its advantage within its whole group."""
     rows = []
     for group in groups:
+        if not objective.keeps_group(group):
+            continue
         rewards_G = torch.from_numpy(group.rewards).double()
-        advantages_G = rewards_G - optimal_value(rewards_G, beta1)
+        advantages_G = objective.advantages(rewards_G)
         for completion, reward, advantage in zip(
             group.completions, rewards_G.tolist(), advantages_G.tolist(), strict=True
         ):
-            rows.append(Row(group.prompt_ids, completion, reward, advantage))
+            if objective.keeps_completion(completion):
+                rows.append(Row(group.prompt_ids, completion, reward, advantage))
     return rows
+
+
+def step_counts(rows: Sequence[Row], max_completion_length: int) -> StepCounts:
+    """What the losses of a step that trains on these rows divide by."""
+    return StepCounts(len(rows), sum(len(row.completion.token_ids) for row in rows), max_completion_length)
 
 
 def micro_batches(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:

@@ -10,10 +10,10 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from oapl.errors import ConfigError
@@ -30,6 +30,9 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     name_or_path: str = Field(description="A model folder, a hub name, or `builtin:countdown`, the model shipped here.")
+    attn_implementation: str | None = Field(
+        None, description="Attention of Transformers, such as `eager`, `sdpa`, `flash_attention_2`; its choice if none."
+    )
 
 
 class TaskConfig(Section):
@@ -75,9 +78,56 @@ class SamplingConfig(Section):
         return self
 
 
-class LossConfig(Section):
-    beta1: Positive = Field(1.0, description="Temperature of the value's soft maximum; large values give the mean.")
+class OAPLConfig(Section):
+    kind: Literal["oapl"] = Field("oapl", description="The regression of the log-ratio onto the advantage.")
+    beta1: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Temperature of the value's soft maximum; `inf` is the mean."
+    )
     beta2: Positive = Field(1e-3, description="Scales the log-ratio, in reward per nat; the paper uses 1e-3.")
+    leave_one_out: bool = Field(False, description="Each completion's value from the others of its group.")
+    drop_uniform_groups: bool = Field(False, description="Leave out groups whose completions all have one reward.")
+    rescale: bool = Field(False, description="Divide the loss by 2 * beta2: gradients in policy-gradient units.")
+    per_token_mean: bool = Field(False, description="Divide the log-ratio by the length. A variant that is not OAPL.")
+
+
+class GRPOConfig(Section):
+    kind: Literal["grpo"] = Field(description="GRPO against the sampler, at any lag.")
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="Lower clip of the token ratio.")
+    epsilon_high: Positive | None = Field(None, description="Upper clip; by default that of epsilon.")
+    importance_sampling: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
+        "none", description="Weights in place of the clip: of a token or the whole, capped or dropped beyond the cap."
+    )
+    importance_sampling_clip_max: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        2.0, description="The cap of the weights."
+    )
+    loss_type: Literal["grpo", "dr_grpo", "dapo"] = Field(
+        "dapo", description="Mean over a completion's tokens then completions, over a fixed length, or over all tokens."
+    )
+    scale_rewards: Literal["group", "none"] = Field(
+        "group", description="Divide advantages by the group's standard deviation."
+    )
+
+
+class GRPOPlusConfig(Section):
+    kind: Literal["grpo_plus"] = Field(description="DeepCoder's GRPO+: clips 0.2 and 0.28, truncated ones left out.")
+
+
+class ReinforceConfig(Section):
+    kind: Literal["reinforce"] = Field(description="The plain policy gradient with a leave-one-out baseline.")
+
+
+def _loss_kind(value: Any) -> Any:
+    return value.get("kind", "oapl") if isinstance(value, Mapping) else getattr(value, "kind", None)
+
+
+LossSection = OAPLConfig | GRPOConfig | GRPOPlusConfig | ReinforceConfig
+_TaggedLoss = Annotated[
+    Annotated[OAPLConfig, Tag("oapl")]
+    | Annotated[GRPOConfig, Tag("grpo")]
+    | Annotated[GRPOPlusConfig, Tag("grpo_plus")]
+    | Annotated[ReinforceConfig, Tag("reinforce")],
+    Discriminator(_loss_kind),
+]
 
 
 class TrainerConfig(Section):
@@ -174,7 +224,7 @@ class Recipe(BaseSettings):
     model: ModelConfig
     task: TaskConfig
     sampling: SamplingConfig = SamplingConfig()
-    loss: LossConfig = LossConfig()
+    loss: _TaggedLoss = OAPLConfig()
     trainer: TrainerConfig
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
@@ -208,6 +258,7 @@ MAY_CHANGE = (
     "tracking.",
     "launch.kind",
     "trainer.num_steps",
+    "model.attn_implementation",
     "trainer.max_tokens_per_microbatch",
     "trainer.device",
     "trainer.num_threads",
@@ -232,7 +283,7 @@ def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recip
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    merged = _merge(values, overrides or {})
+    merged = _merge(_without_replaced_loss(values, overrides or {}), overrides or {})
     try:
         return Recipe(**merged)
     except ValidationError as error:
@@ -265,11 +316,19 @@ def setting_names(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str
     """Every key of a recipe, dotted: `loss.beta2`."""
     names = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += setting_names(field.annotation, f"{prefix}{name}.")
-        else:
+        sections = sections_of(field.annotation)
+        for section in sections:
+            names += [key for key in setting_names(section, f"{prefix}{name}.") if key not in names]
+        if not sections:
             names.append(prefix + name)
     return names
+
+
+def sections_of(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a field may hold: one, the members of a union, or none for a plain value."""
+    if isinstance(annotation, type):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [section for argument in get_args(annotation) for section in sections_of(argument)]
 
 
 def nearest_setting(name: str) -> str | None:
@@ -295,6 +354,14 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _without_replaced_loss(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe without the settings of its loss, where the overrides name another kind of loss."""
+    kind = overrides.get("loss", {}).get("kind")
+    if kind is None or kind == _loss_kind(values.get("loss", {})):
+        return values
+    return {key: value for key, value in values.items() if key != "loss"}
+
+
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
@@ -308,6 +375,8 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) -> str:
     """One line on one thing wrong with a recipe: where, what, the value, and what to do."""
     location: Sequence[Any] = problem["loc"]
+    if location[:1] == ("loss",):
+        location = ("loss", *location[2:])  # without the kind, which is no part of a key
     name = ".".join(str(part) for part in location)
     message = problem["msg"].removeprefix("Value error, ")
     # The checks of a whole section begin their message with the key at fault.
@@ -317,10 +386,14 @@ def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) 
     else:
         where = f"{path}{_line_of(text, place) or _line_of(text, location)}: {name}"
     if problem["type"] == "extra_forbidden":
+        if name in setting_names():
+            return f"{where} is a setting of another loss.kind than {problem['loc'][1]!r}."
         guess = nearest_setting(name)
         return f"{where} is not a setting" + (
             f"; did you mean {guess}?" if guess else ". `oapl train --help` lists them."
         )
+    if problem["type"] == "union_tag_invalid":
+        return f"{where}.kind = {problem['ctx']['tag']!r} is not a loss; there are {problem['ctx']['expected_tags']}."
     if problem["type"] == "missing":
         return f"{where} is missing: add it to the recipe."
     if problem["type"] == "value_error":

@@ -1,10 +1,11 @@
-"""What a step tells of itself: metrics of the sampled groups, and of the policy's distance to its sampler."""
+"""What a step tells of itself: metrics of the sampled groups, and of the policy's distance to their sampler."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from oapl.batching import Batch
 from oapl.losses import sequence_log_ratio
@@ -14,59 +15,96 @@ from oapl.types import Shard
 class StepTotals:
     """Sums over a step's completions, gathered micro-batch by micro-batch without waiting for the device."""
 
-    def __init__(self, success_threshold: float) -> None:
-        self._threshold = success_threshold
-        self._scalars: dict[str, torch.Tensor] = {}
-        self._log_ratios: list[torch.Tensor] = []
-        self._rewards: list[torch.Tensor] = []
-        self._entropies: list[torch.Tensor] = []
-        self._gaps: list[torch.Tensor] = []
-        self._num_tokens = 0
+    def __init__(self) -> None:
+        self._scalars: dict[str, Tensor] = {}
+        self._log_ratios: list[Tensor] = []
+        self._rewards: list[Tensor] = []
+        self._advantages: list[Tensor] = []
+        self._entropies: list[Tensor] = []
+        self._gaps: list[Tensor] = []
+        self._num_tokens: list[Tensor] = []
+        self._num_computed_tokens = 0
 
-    def add(
-        self, batch: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, scalars: Mapping[str, torch.Tensor]
-    ) -> None:
+    def add(self, batch: Batch, logprobs: Tensor, entropy: Tensor, scalars: Mapping[str, Tensor]) -> None:
         for name, value in scalars.items():
             self._scalars[name] = self._scalars.get(name, torch.zeros_like(value)) + value
         self._log_ratios.append(sequence_log_ratio(logprobs, batch.sampler_logprobs, batch.mask))
         self._rewards.append(batch.rewards)
+        self._advantages.append(batch.advantages)
         self._entropies.append(torch.where(batch.mask, entropy, 0.0).sum())
         self._gaps.append(torch.where(batch.mask, (logprobs - batch.sampler_logprobs).abs(), 0.0).sum())
-        self._num_tokens += batch.ids.numel()
+        self._num_tokens.append(batch.mask.sum())
+        self._num_computed_tokens += batch.ids.numel()
 
-    def token_means(self, num_tokens: int) -> dict[str, float]:
+    def metrics(self, success_threshold: float, beta2: float | None) -> dict[str, float]:
         """`token_gap`: the mean absolute log-ratio of a token. At lag 0 that is how far engine and trainer differ."""
-        return {
-            "entropy": torch.stack(self._entropies).sum().item() / num_tokens,
-            "token_gap": torch.stack(self._gaps).sum().item() / num_tokens,
-        }
-
-    def metrics(self) -> dict[str, float]:
         log_ratios, rewards = torch.cat(self._log_ratios), torch.cat(self._rewards)
-        right = rewards >= self._threshold
+        advantages = torch.cat(self._advantages)
+        num_tokens = torch.stack(self._num_tokens).sum().item()
+        right = rewards >= success_threshold
         metrics = {name: value.item() for name, value in self._scalars.items()}
-        metrics["num_computed_tokens"] = self._num_tokens
-        for name, chosen in (("log_ratio_right", log_ratios[right]), ("log_ratio_wrong", log_ratios[~right])):
+        for name, chosen in (
+            ("log_ratio", log_ratios),
+            ("log_ratio_right", log_ratios[right]),
+            ("log_ratio_wrong", log_ratios[~right]),
+        ):
             if len(chosen):
                 metrics[name] = chosen.mean().item()
-        metrics["success"] = right.float().mean().item()
-        return metrics
+        return {
+            **metrics,
+            "effective_share": effective_share(log_ratios),
+            "advantage": advantages.mean().item(),
+            **(fit_metrics(log_ratios, advantages, beta2) if beta2 is not None else {}),
+            "entropy": torch.stack(self._entropies).sum().item() / num_tokens,
+            "token_gap": torch.stack(self._gaps).sum().item() / num_tokens,
+            "num_trained_completions": len(rewards),
+            "num_computed_tokens": self._num_computed_tokens,
+        }
 
 
-def shard_metrics(shard: Shard) -> dict[str, float]:
+def effective_share(log_ratios: Tensor) -> float:
+    """Effective sample size of completions weighted by exp(l), as a share of their number: (sum w)^2 / (N sum w^2).
+
+    1 where the policy is its sampler; 1/N where one completion outweighs all others (Kong 1992).
+    """
+    weights = (log_ratios.double() - log_ratios.max()).exp()
+    return (weights.sum().square() / (len(weights) * weights.square().sum())).item()
+
+
+def fit_metrics(log_ratios: Tensor, advantages: Tensor, beta2: float) -> dict[str, float]:
+    """How well beta2 * l fits the advantage: the residual's spread, and R^2 against the best constant fit.
+
+    R^2 is 0 where nothing is explained, 1 at a perfect fit, and below 0 where the fit is worse than none; it is left
+    out where all advantages are equal.
+    """
+    residuals = beta2 * log_ratios.double() - advantages
+    spread = (advantages - advantages.mean()).double().square().mean()
+    metrics = {"residual_std": residuals.std(correction=0).item()}
+    if spread > 0:
+        metrics["r2"] = (1 - residuals.square().mean() / spread).item()
+    return metrics
+
+
+def shard_metrics(shard: Shard, success_threshold: float) -> dict[str, float]:
     """What the sampled groups themselves say, whatever the trainer makes of them."""
+    metrics: dict[str, float] = {
+        "num_completions": shard.num_completions,
+        "num_failed_groups": len(shard.failed),
+        "num_tokens": shard.num_tokens,
+        "mismatch": shard.mismatch,
+        "sampling_s": shard.sampling_s,
+        "grading_s": shard.grading_s,
+    }
+    if not shard.groups:
+        return metrics
     completions = [completion for group in shard.groups for completion in group.completions]
     rewards = torch.tensor([group.rewards.tolist() for group in shard.groups])
     return {
         "reward": rewards.mean().item(),
+        "success": (rewards >= success_threshold).float().mean().item(),
         "uniform_share": (rewards == rewards[:, :1]).all(-1).float().mean().item(),
-        "num_completions": len(completions),
-        "num_failed_groups": len(shard.failed),
-        "num_tokens": shard.num_tokens,
+        **metrics,
         "completion_length": shard.num_tokens / len(completions),
         "truncated_share": sum(c.finish_reason == "length" for c in completions) / len(completions),
         "surprise": -sum(float(c.logprobs.sum()) for c in completions) / len(completions),
-        "mismatch": shard.mismatch,
-        "sampling_s": shard.sampling_s,
-        "grading_s": shard.grading_s,
     }

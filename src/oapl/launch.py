@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from oapl.config import Recipe, differences, dump_recipe, load_recipe
+from oapl.config import OAPLConfig, Recipe, differences, dump_recipe, load_recipe
 from oapl.crew import Crew
 from oapl.errors import ConfigError, StoreError
 from oapl.evaluation import read_scores
@@ -67,8 +67,7 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
 
 def beta2_warning(recipe: Recipe, surprise: float) -> str | None:
     """What to say of a beta2 that is too small for answers of this mean surprise (nats), or None."""
-    hold = recipe.loss.beta2 * surprise
-    if hold >= LEAST_HOLD:
+    if not isinstance(recipe.loss, OAPLConfig) or (hold := recipe.loss.beta2 * surprise) >= LEAST_HOLD:
         return None
     return (
         f"loss.beta2 times the answers' mean surprise is {hold:.2g}: so little hardly holds the policy, "

@@ -43,7 +43,7 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
         raise _cannot_load("tokenizer", name_or_path, error) from error
 
 
-def load_model(name_or_path: str, dtype: str, device: str) -> PreTrainedModel:
+def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: str | None = None) -> PreTrainedModel:
     """The model in evaluation mode (no dropout). Raises ModelError where it cannot be loaded."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(
@@ -51,7 +51,9 @@ def load_model(name_or_path: str, dtype: str, device: str) -> PreTrainedModel:
         )
     transformers.utils.logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(resolve(name_or_path), dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(
+            resolve(name_or_path), dtype=getattr(torch, dtype), attn_implementation=attn_implementation
+        )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _cannot_load("model", name_or_path, error) from error
     return model.to(device).eval()

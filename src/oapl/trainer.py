@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from oapl.batching import Batch, collate, group_rows, micro_batches
+from oapl.batching import Batch, collate, group_rows, micro_batches, step_counts
 from oapl.config import Recipe, TrainerConfig
 from oapl.diagnostics import StepTotals, shard_metrics
 from oapl.errors import StoreError, TrainingError
-from oapl.losses import oapl_loss
 from oapl.model import load_model, load_tokenizer, next_token_logprobs
+from oapl.objective import StepCounts, make_objective
 from oapl.types import Shard
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -26,8 +26,9 @@ class Trainer:
     def __init__(self, recipe: Recipe, source: str) -> None:
         self.recipe, self.config = recipe, recipe.trainer
         torch.manual_seed(recipe.seed)
-        self.model = load_model(source, "float32", self.config.device)
+        self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
         self.tokenizer = load_tokenizer(source)
+        self.objective = make_objective(recipe.loss)
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
@@ -42,49 +43,43 @@ class Trainer:
 
     def train_step(self, shard: Shard, digest: str) -> dict[str, float]:
         """One optimizer step on all groups of a shard; returns its metrics."""
-        rows = group_rows(shard.groups, self.recipe.loss.beta1)
-        if not rows:  # every group of the step failed: nothing to learn from, and still a step of the schedule
+        threshold = self.recipe.task.success_threshold
+        rows = group_rows(shard.groups, self.objective)
+        if not rows:  # nothing to learn from, and still a step of the schedule
             self.step += 1
             self.consumed.append(digest)
-            return {"num_completions": 0, "num_tokens": 0, "num_failed_groups": len(shard.failed)}
+            return shard_metrics(shard, threshold)
+        counts = step_counts(rows, self.recipe.sampling.max_completion_length)
         learning_rate = scheduled_learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
-        totals = StepTotals(self.recipe.task.success_threshold)
+        totals = StepTotals()
         for micro in micro_batches(rows, self.config.max_tokens_per_microbatch):
-            self.backward(collate(micro, self.config.device), len(rows), totals)
+            self.backward(collate(micro, self.config.device), counts, totals)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm)
         if not torch.isfinite(norm):
             raise TrainingError(
                 f"step {self.step}: the gradient is not finite (norm {norm.item()}); no step was taken. "
-                f"Look at this round's log-ratios, and start a new run_dir with a lower trainer.learning_rate or a "
-                f"larger loss.beta2."
+                f"Look at this round's log-ratios, and start a new run_dir with a lower trainer.learning_rate"
+                + (" or a larger loss.beta2." if self.objective.beta2 is not None else ".")
             )
         self.optimizer.step()
         self.step += 1
         self.consumed.append(digest)
         return {
-            **totals.metrics(),
-            **shard_metrics(shard),
-            **totals.token_means(shard.num_tokens),
+            **shard_metrics(shard, threshold),
+            **totals.metrics(threshold, self.objective.beta2),
             "grad_norm": norm.item(),
             "learning_rate": learning_rate,
         }
 
-    def backward(self, batch: Batch, num_completions: int, totals: StepTotals) -> None:
+    def backward(self, batch: Batch, counts: StepCounts, totals: StepTotals) -> None:
         with self.autocast():
             logprobs, entropy = next_token_logprobs(
                 self.model, batch.ids, self.recipe.sampling.temperature, batch.first
             )
-        loss, loss_metrics = oapl_loss(
-            logprobs,
-            batch.sampler_logprobs,
-            batch.mask,
-            batch.advantages,
-            beta2=self.recipe.loss.beta2,
-            num_completions=num_completions,
-        )
+        loss, loss_metrics = self.objective.loss(logprobs, batch.sampler_logprobs, batch.mask, batch.advantages, counts)
         loss.backward()  # type: ignore[no-untyped-call]
         totals.add(batch, logprobs.detach(), entropy, {"loss": loss.detach(), **loss_metrics})
 
