@@ -456,7 +456,13 @@ def order(run: RunFolder, rounds_ahead: int = 0) -> list[str]:
         return max(0, index - rounds_ahead)
 
     before = contents(run.path)
-    notes = put_in_order(run, STEPS_PER_ROUND, NUM_ROUNDS, policy_of_round)
+    notes = put_in_order(
+        run,
+        steps_per_round=STEPS_PER_ROUND,
+        shards_per_round=STEPS_PER_ROUND,
+        num_rounds=NUM_ROUNDS,
+        policy_of_round=policy_of_round,
+    )
     assert contents(run.path) == before
     return notes
 
@@ -662,5 +668,11 @@ def test_leftovers_of_a_killed_write_are_cleared_wherever_they_lie(tmp_path: Pat
     (run.round(0).path / ".round.json.124.partial").write_text("{")
     removed = run.path / "checkpoints" / ".000002.removed"
     removed.mkdir()
-    put_in_order(run, STEPS_PER_ROUND, NUM_ROUNDS, lambda index: index)
+    put_in_order(
+        run,
+        steps_per_round=STEPS_PER_ROUND,
+        shards_per_round=STEPS_PER_ROUND,
+        num_rounds=NUM_ROUNDS,
+        policy_of_round=lambda index: index,
+    )
     assert not [path for path in run.path.rglob(".*") if path.name.endswith((".partial", ".removed"))]

@@ -134,6 +134,9 @@ class TrainerConfig(Section):
     num_steps: Count = Field(description="Optimizer steps of the run; a multiple of weight_sync_steps.")
     weight_sync_steps: Count = Field(50, description="L, the steps between new weights for the sampler: one round.")
     prompts_per_step: Count = Field(32, description="Groups an optimizer step trains on.")
+    num_epochs: Count = Field(
+        1, description="Passes over each round's groups, each after the first in a new order; L counts all their steps."
+    )
     learning_rate: Positive = Field(1e-6, description="Peak learning rate of AdamW.")
     lr_scheduler_type: Literal["constant", "cosine"] = Field(
         "constant", description="After the warm-up; cosine ends at 0."
@@ -164,6 +167,11 @@ class TrainerConfig(Section):
                 f"num_steps = {self.num_steps} must be a multiple of weight_sync_steps = {self.weight_sync_steps}, "
                 f"so that every round is whole: try {nearest}"
             )
+        if self.weight_sync_steps % self.num_epochs:
+            raise ValueError(
+                f"num_epochs = {self.num_epochs} must divide weight_sync_steps = {self.weight_sync_steps}, "
+                f"the steps of a round"
+            )
         return self
 
     @property
@@ -171,8 +179,13 @@ class TrainerConfig(Section):
         return self.num_steps // self.weight_sync_steps
 
     @property
+    def shards_per_round(self) -> int:
+        """What a round samples: one shard a step of its first epoch."""
+        return self.weight_sync_steps // self.num_epochs
+
+    @property
     def prompts_per_round(self) -> int:
-        return self.weight_sync_steps * self.prompts_per_step
+        return self.shards_per_round * self.prompts_per_step
 
 
 class EngineConfig(Section):
@@ -197,6 +210,10 @@ class LaunchConfig(Section):
         ge=0,
         le=1,
         description="1 lets the sampler start a round before the one before it is trained: no waiting, lag up to 2 L.",
+    )
+
+    rounds_from: str | None = Field(
+        None, description="A run folder whose sealed rounds are trained on, copied, in place of sampling those rounds."
     )
 
 

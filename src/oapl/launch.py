@@ -81,15 +81,53 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
     with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
         check_same_run(recipe, run)
         trainer = recipe.trainer
-        notes = put_in_order(run, trainer.weight_sync_steps, trainer.num_rounds, recipe.policy_of_round)
+        notes = put_in_order(
+            run,
+            steps_per_round=trainer.weight_sync_steps,
+            shards_per_round=trainer.shards_per_round,
+            num_rounds=trainer.num_rounds,
+            policy_of_round=recipe.policy_of_round,
+        )
         if (step := max(run.checkpoint_steps(), default=0)) > trainer.num_steps:
             raise ConfigError(
                 f"{run.path} has been trained for {step} steps, more than trainer.num_steps = {trainer.num_steps}. "
                 f"Give at least {step}, or choose another run_dir."
             )
         write_bytes(run.config_path, dump_recipe(recipe).encode())
+        import_rounds(recipe, run)
         write_json(run.path / "environment.json", environment())
         return notes
+
+
+def import_rounds(recipe: Recipe, run: RunFolder) -> None:
+    """Copies the recorded rounds that the recipe names. Raises ConfigError where they do not fit it."""
+    if recipe.launch.rounds_from is None:
+        return
+    source = RunFolder(recipe.launch.rounds_from)
+    indices = [i for i in source.round_indices() if i < recipe.trainer.num_rounds and source.round(i).is_sealed()]
+    if not indices:
+        raise ConfigError(
+            f"launch.rounds_from = {recipe.launch.rounds_from!r} holds no sealed round. Give the folder of a run whose "
+            f"rounds are full: `oapl sample RECIPE --run_dir DIR` fills them."
+        )
+    for index in indices:
+        check_fits(recipe, source.round(index))
+        run.round(index).import_from(source.round(index))
+
+
+def check_fits(recipe: Recipe, folder: RoundFolder) -> None:
+    """Raises ConfigError where a recorded round is not shaped like the recipe's own would be."""
+    round = folder.load()
+    facts = {
+        "sampling.temperature": (round.sampling.temperature, recipe.sampling.temperature),
+        "sampling.num_generations": (round.sampling.num_generations, recipe.sampling.num_generations),
+        "sampling.max_completion_length": (round.sampling.max_completion_length, recipe.sampling.max_completion_length),
+        "trainer.prompts_per_step": (round.prompts_per_shard, recipe.trainer.prompts_per_step),
+        "trainer.weight_sync_steps / trainer.num_epochs": (round.num_shards, recipe.trainer.shards_per_round),
+    }
+    for name, (stored, asked) in facts.items():
+        if stored != asked:
+            raise ConfigError(f"{folder.path} was recorded with {name} = {stored}, the recipe asks for {asked}.")
 
 
 def check_same_run(recipe: Recipe, run: RunFolder) -> None:

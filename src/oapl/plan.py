@@ -54,6 +54,14 @@ def plan_round(recipe: Recipe, task: Task, policy: PolicyRef, index: int) -> Rou
     )
 
 
+def shard_of_step(recipe: Recipe, index: int, number: int) -> int:
+    """The shard that step `number` of round `index` trains on: in order as they land, then shuffled anew each epoch."""
+    epoch, place = divmod(number, recipe.trainer.shards_per_round)
+    if epoch == 0:
+        return place
+    return int(np.random.default_rng([recipe.seed, index, epoch]).permutation(recipe.trainer.shards_per_round)[place])
+
+
 def plan_evaluation(recipe: Recipe, task: Task, policy: PolicyRef) -> Round:
     """A round of held-out prompts, the same ones and the same random streams for every policy."""
     available = task.num_prompts("evaluation")

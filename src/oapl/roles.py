@@ -85,7 +85,7 @@ def train_inline(recipe: Recipe, run: RunFolder, events: Events) -> None:
 
     def fill_round(index: int) -> None:
         policy = run.policy(recipe.policy_of_round(index))
-        if policy is not None:  # else its round is complete, and needs it no more
+        if policy is not None and not run.round(index).is_imported():  # else its round is complete
             sampler.fill(run.round(index), plan_round(recipe, sampler.task, policy, index))
 
     try:

@@ -224,7 +224,7 @@ def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None
     trained = max(run.checkpoint_steps(), default=0) // sampler.recipe.trainer.weight_sync_steps
     for index in range(trained, sampler.recipe.trainer.num_rounds):
         version = sampler.recipe.policy_of_round(index)
-        if run.round(index).is_sealed() and run.policy(version) in (None, run.round(index).load().policy):
+        if run.round(index).is_sealed() and run.round(index).is_of(run.policy(version)):
             continue
         if follow:
             wait_until(partial(run.has_policy, version), sampler.should_stop)

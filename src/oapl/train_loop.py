@@ -11,6 +11,7 @@ from typing import Any
 from oapl.config import Recipe
 from oapl.errors import StoreError
 from oapl.model import encode_prompt, save_policy
+from oapl.plan import shard_of_step
 from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
 from oapl.tasks import make_task
@@ -55,7 +56,7 @@ def publish(trainer: Trainer, run: RunFolder) -> None:
 def probe_sequences(trainer: Trainer, run: RunFolder, version: int) -> list[list[int]]:
     """What the policy's probe is scored on: completions of the round before it, or else a few prompts."""
     try:
-        shard = run.round(version - 1).read_shard(trainer.config.weight_sync_steps - 1) if version > 0 else None
+        shard = run.round(version - 1).read_shard(trainer.config.shards_per_round - 1) if version > 0 else None
     except StoreError:  # lost since it was trained on
         shard = None
     if shard is None:
@@ -105,10 +106,11 @@ def run_trainer(
             break
         if first:
             clock, save_s, first = Clock(), 0.0, False  # what came before the round was no part of it
-        if not wait_until(partial(folder.has_shard, number), should_stop):
+        shard = shard_of_step(recipe, index, number)
+        if not wait_until(partial(folder.has_shard, shard), should_stop):
             break
         wait_s = clock.lap()
-        metrics = train_on(trainer, folder, number)
+        metrics = train_on(trainer, folder, shard)
         record = {
             "step": trainer.step,
             "round": index,
@@ -129,8 +131,7 @@ def run_trainer(
 
 def is_ready(run: RunFolder, recipe: Recipe, index: int) -> bool:
     """Whether the round is open, and of the policy it should be sampled from."""
-    policy = run.policy(recipe.policy_of_round(index))
-    return run.round(index).is_open() and policy in (None, run.round(index).load().policy)
+    return run.round(index).is_open() and run.round(index).is_of(run.policy(recipe.policy_of_round(index)))
 
 
 def train_on(trainer: Trainer, folder: RoundFolder, number: int) -> dict[str, float]:

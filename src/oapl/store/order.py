@@ -20,6 +20,7 @@ class Order:
 
     run: RunFolder
     steps_per_round: int
+    shards_per_round: int
     num_rounds: int
     policy_of_round: Callable[[int], int]
     notes: list[str] = field(default_factory=list)
@@ -57,8 +58,9 @@ class Order:
         """Policies of steps that are to be trained again, and the rounds they sampled."""
         for version in (v for v in self.run.policy_versions() if v * self.steps_per_round > step):
             reason = f"Step {version * self.steps_per_round} is trained again, so policy {version} is made anew"
-            for index in (index for index in self.run.round_indices() if self.policy_of_round(index) == version):
-                self._set_aside(self.run.round(index).path, reason)
+            for index in self.run.round_indices():
+                if self.policy_of_round(index) == version and not self.run.round(index).is_imported():
+                    self._set_aside(self.run.round(index).path, reason)
             self._set_aside(self.run.policy_path(version), reason)
 
     def set_unreadable_policies_aside(self) -> None:
@@ -71,13 +73,15 @@ class Order:
     def check_rounds(self, step: int) -> set[int]:
         """Sets damaged shards that training has yet to read aside; returns the rounds that have all of theirs."""
         first, trained = divmod(step, self.steps_per_round)
+        if self.shards_per_round < self.steps_per_round:
+            trained = 0  # a later epoch reads every shard again
         complete = set()
         for index in (index for index in self.run.round_indices() if index >= first):
             folder = self.run.round(index)
             round = self._checked(folder, first_shard=trained if index == first else 0)
             if round is None:
                 continue
-            if self._contradicts_its_policy(round):
+            if not folder.is_imported() and self._contradicts_its_policy(round):
                 self._set_aside(
                     folder.path, f"{folder.path} was sampled from other weights than policy {round.policy.version}"
                 )
@@ -159,7 +163,12 @@ def remove_leftovers(run: RunFolder) -> None:
 
 
 def put_in_order(
-    run: RunFolder, steps_per_round: int, num_rounds: int, policy_of_round: Callable[[int], int]
+    run: RunFolder,
+    *,
+    steps_per_round: int,
+    shards_per_round: int,
+    num_rounds: int,
+    policy_of_round: Callable[[int], int],
 ) -> list[str]:
     """See `Order.restore`."""
-    return Order(run, steps_per_round, num_rounds, policy_of_round).restore()
+    return Order(run, steps_per_round, shards_per_round, num_rounds, policy_of_round).restore()

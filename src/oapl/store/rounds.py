@@ -42,6 +42,9 @@ SCHEMA = pa.schema(
 )
 """One row a completion; docs/store.md explains the columns."""
 
+IMPORTED = "imported.json"
+"""Marks a round that another run sampled, and says which."""
+
 SHARD_FACTS = (
     "digest",
     "num_groups",
@@ -80,6 +83,27 @@ class RoundFolder:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{self.path / 'round.json'} does not describe a round: {error!r}") from error
+
+    def is_of(self, policy: PolicyRef | None) -> bool:
+        """Whether the round is that policy's (any, where the policy is gone), or was brought in from another run."""
+        return self.is_imported() or policy in (None, self.load().policy)
+
+    def is_imported(self) -> bool:
+        return (self.path / IMPORTED).exists()
+
+    def import_from(self, source: RoundFolder) -> None:
+        """Copies the sealed round of another run, or what of it is missing here. Raises StoreError if it is damaged."""
+        round = source.load()
+        write_json(self.path / IMPORTED, {"from": str(source.path.resolve())})
+        if not self.is_open():
+            self.open(round)
+        for number in range(round.num_shards):
+            if not self.has_shard(number):
+                source.read_shard(number)
+                write_bytes(self.parquet_path(number), source.parquet_path(number).read_bytes())
+                write_json(self.seal_path(number), source.shard_seal(number))
+        if not self.is_sealed():
+            self.seal(round)
 
     def parquet_path(self, shard: int) -> Path:
         return self.path / f"groups-{shard:05d}.parquet"

@@ -1,0 +1,126 @@
+"""Recorded rounds: sampled once, trained on for several epochs, by another run, with another loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from helpers import flip_a_bit
+from oapl.cli import main
+from oapl.config import load_recipe
+from oapl.plan import shard_of_step
+from oapl.store import RunFolder
+
+
+def command(name: str, recipe: Path, run: RunFolder, *options: str) -> int:
+    return main([name, str(recipe), "--run_dir", str(run.path), *options])
+
+
+def weights(run: RunFolder, version: int) -> dict[str, object]:
+    return load_file(run.policy_path(version) / "model.safetensors")
+
+
+def assert_equal_weights(a: RunFolder, b: RunFolder, version: int) -> None:
+    left, right = weights(a, version), weights(b, version)
+    assert left.keys() == right.keys()
+    assert all((left[name] == right[name]).all() for name in left)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, write_recipe) -> RunFolder:
+    """One round of 4 shards, sampled from the model itself and not trained on."""
+    run = RunFolder(tmp_path / "recorded")
+    assert command("sample", write_recipe(trainer={"num_steps": 4}), run) == 0
+    assert run.round(0).is_sealed()
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def test_every_epoch_goes_through_every_shard_once_and_in_another_order(write_recipe):
+    recipe = load_recipe(write_recipe(trainer={"num_steps": 60, "weight_sync_steps": 30, "num_epochs": 3}))
+    orders = [[shard_of_step(recipe, 1, epoch * 10 + place) for place in range(10)] for epoch in range(3)]
+    assert orders[0] == list(range(10))  # as they land
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_epochs_train_each_group_that_often(write_recipe, run: RunFolder):
+    recipe = write_recipe(trainer={"num_steps": 12, "weight_sync_steps": 6, "num_epochs": 3})
+    assert command("train", recipe, run) == 0
+    for index in range(2):
+        assert run.round(index).load().num_shards == 2
+    steps = Counter(record["round"] for record in run.metrics())
+    assert steps == {0: 6, 1: 6}
+
+
+def test_training_on_recorded_rounds_is_training_on_ones_own(
+    write_recipe, recorded: RunFolder, run: RunFolder, tmp_path
+):
+    """Round 0 copied from a run of the same policy, the others sampled: the weights agree to the last bit."""
+    own, recipe = RunFolder(tmp_path / "own"), write_recipe()
+    assert command("train", recipe, own) == 0
+    assert command("train", recipe, run, "--launch.rounds_from", str(recorded.path)) == 0
+    assert run.round(0).is_imported()
+    assert not run.round(1).is_imported()
+    assert_equal_weights(own, run, 3)
+
+
+@pytest.mark.parametrize("kind", ["inline", "processes"])
+def test_another_loss_trains_on_the_same_rounds(write_recipe, recorded: RunFolder, run: RunFolder, kind: str):
+    recipe = write_recipe(trainer={"num_steps": 8, "weight_sync_steps": 8, "num_epochs": 2}, loss={"kind": "grpo"})
+    assert command("train", recipe, run, "--launch.rounds_from", str(recorded.path), "--launch.kind", kind) == 0
+    assert len(run.metrics()) == 8
+    assert all("clip_share" in record for record in run.metrics())
+
+
+def test_a_run_on_recorded_rounds_resumes(write_recipe, recorded: RunFolder, run: RunFolder, tmp_path):
+    """Also where a checkpoint is lost, and the first epoch's shards are needed again."""
+    options = ("--launch.rounds_from", str(recorded.path))
+    recipe = write_recipe(trainer={"num_steps": 8, "weight_sync_steps": 8, "num_epochs": 2, "save_steps": 3})
+    whole = RunFolder(tmp_path / "whole")
+    assert command("train", recipe, whole, *options) == 0
+    assert command("train", recipe, run, *options) == 0
+    run.summary_path.unlink()
+    run.remove_checkpoint(8)
+    flip_a_bit(run.round(0).parquet_path(1))
+    assert command("train", recipe, run, *options) == 0
+    assert_equal_weights(whole, run, 1)
+
+
+def test_recorded_rounds_are_copied_not_shared(write_recipe, recorded: RunFolder, run: RunFolder):
+    before = {path: path.read_bytes() for path in recorded.path.rglob("*") if path.is_file()}
+    recipe = write_recipe(trainer={"num_steps": 4})
+    assert command("train", recipe, run, "--launch.rounds_from", str(recorded.path)) == 0
+    assert {path: path.read_bytes() for path in recorded.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"sampling": {"temperature": 0.5}}, "recorded with sampling.temperature = 1.0, the recipe asks for 0.5"),
+        ({"trainer": {"prompts_per_step": 4}}, "recorded with trainer.prompts_per_step = 2, the recipe asks for 4"),
+        ({"trainer": {"num_epochs": 2}}, "trainer.num_epochs = 4, the recipe asks for 2"),
+    ],
+)
+def test_rounds_that_do_not_fit_are_refused(
+    write_recipe, recorded: RunFolder, run: RunFolder, capsys, sections, message
+):
+    assert command("train", write_recipe(**sections), run, "--launch.rounds_from", str(recorded.path)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_sealed_rounds_is_refused(write_recipe, run: RunFolder, tmp_path: Path, capsys):
+    assert command("train", write_recipe(), run, "--launch.rounds_from", str(tmp_path)) == 2
+    assert "holds no sealed round" in capsys.readouterr().err
+
+
+def test_epochs_must_divide_a_round(write_recipe, run: RunFolder, capsys):
+    assert command("train", write_recipe(trainer={"num_epochs": 3}), run) == 2
+    assert "num_epochs = 3 must divide weight_sync_steps = 4" in capsys.readouterr().err
