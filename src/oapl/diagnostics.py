@@ -37,7 +37,8 @@ class StepTotals:
         self._num_computed_tokens += batch.ids.numel()
 
     def metrics(self, success_threshold: float, beta2: float | None) -> dict[str, float]:
-        """`token_gap`: the mean absolute log-ratio of a token. At lag 0 that is how far engine and trainer differ."""
+        """`ratio_right`: the mean of exp(l) over right completions, which estimates by how much the policy's chance of
+        a right answer is that of its sampler. `token_gap`: the mean absolute log-ratio of a token. At lag 0 that is how far engine and trainer differ."""
         log_ratios, rewards = torch.cat(self._log_ratios), torch.cat(self._rewards)
         advantages = torch.cat(self._advantages)
         num_tokens = torch.stack(self._num_tokens).sum().item()
@@ -50,6 +51,8 @@ class StepTotals:
         ):
             if len(chosen):
                 metrics[name] = chosen.mean().item()
+        if right.any():
+            metrics["ratio_right"] = log_ratios[right].exp().mean().item()
         return {
             **metrics,
             "effective_share": effective_share(log_ratios),
