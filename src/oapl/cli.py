@@ -13,19 +13,22 @@ from typing import Any
 from pydantic_settings import SettingsError
 
 from oapl.config import Recipe, command_line_source, dump_recipe, load_recipe, nearest_setting
-from oapl.errors import ConfigError, OaplError
+from oapl.errors import CollapseError, ConfigError, OaplError
 
 STOPPED = 130
+EXIT_CODES = {ConfigError: 2, CollapseError: 4}
+"""1 for every other error."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code: 0, 2 for a wrong recipe or option, 1 for any other failure."""
+    """Runs one command; returns its exit code: 0, 2 for a wrong recipe or option, 4 for a run that its guard stopped,
+    1 for any other failure."""
     try:
         arguments, overrides = parse(sys.argv[1:] if argv is None else list(argv))
         return int(arguments.run(arguments, overrides) or 0)
     except OaplError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return EXIT_CODES.get(type(error), 1)
     except KeyboardInterrupt:
         print("Stopped; everything so far is kept. The same command continues the run.", file=sys.stderr)
         return STOPPED

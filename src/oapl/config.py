@@ -146,6 +146,9 @@ class TrainerConfig(Section):
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
     adam_beta2: float = Field(0.95, ge=0, lt=1, description="Decay of AdamW's second moment.")
     adam_epsilon: Positive = Field(1e-10, description="AdamW's epsilon; small, since the loss carries 2 * beta2.")
+    on_collapse: Literal["stop", "warn", "off"] = Field(
+        "stop", description="What to do once right answers are being unlearnt: end the run, say so, or nothing."
+    )
     max_grad_norm: Positive = Field(1.0, description="Gradients beyond this norm are scaled down to it.")
     max_tokens_per_microbatch: Count = Field(
         16384, description="Prompt, completion and padding tokens of one backward."
@@ -280,6 +283,7 @@ MAY_CHANGE = (
     "trainer.device",
     "trainer.num_threads",
     "trainer.save_",
+    "trainer.on_collapse",
     "task.reward_timeout_s",
     "evaluation.num_workers",
 )

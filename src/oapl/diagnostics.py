@@ -38,7 +38,9 @@ class StepTotals:
 
     def metrics(self, success_threshold: float, beta2: float | None) -> dict[str, float]:
         """`ratio_right`: the mean of exp(l) over right completions, which estimates by how much the policy's chance of
-        a right answer is that of its sampler. `token_gap`: the mean absolute log-ratio of a token. At lag 0 that is how far engine and trainer differ."""
+        a right answer is that of its sampler. `token_gap`: the mean absolute log-ratio of a token; at lag 0 that is how
+        far engine and trainer differ.
+        """
         log_ratios, rewards = torch.cat(self._log_ratios), torch.cat(self._rewards)
         advantages = torch.cat(self._advantages)
         num_tokens = torch.stack(self._num_tokens).sum().item()

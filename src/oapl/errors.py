@@ -33,5 +33,9 @@ class WorkerError(OaplError):
     """A process of the run that ended before its work was done."""
 
 
+class CollapseError(OaplError):
+    """A run that is losing its right answers. It was stopped, and an earlier policy is still good."""
+
+
 class TrainingError(OaplError):
     """An optimizer step that cannot be taken. The last checkpoint stands."""

@@ -19,6 +19,7 @@ from oapl.config import OAPLConfig, Recipe, differences, dump_recipe, load_recip
 from oapl.crew import Crew
 from oapl.errors import ConfigError, StoreError
 from oapl.evaluation import read_scores
+from oapl.guard import Guard
 from oapl.progress import Progress
 from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, put_in_order
@@ -45,11 +46,15 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
             with suppress(StoreError):  # a damaged one is made again
                 return read_json(run.summary_path)
         resumed_from = max(run.checkpoint_steps(), default=0)
+        check_not_collapsed(recipe, run)
+        guard = Guard()
         trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
 
         def on_step(record: Mapping[str, Any]) -> None:
             if record["step"] == 1 and (warning := beta2_warning(recipe, record.get("surprise", math.inf))):
                 progress.note(warning)
+            if recipe.trainer.on_collapse == "warn" and (reason := guard.observe(record)) is not None:
+                progress.note(f"step {record['step']}: {reason}")
             progress.step(record)
             for tracker in trackers:
                 tracker.log(record)
@@ -63,6 +68,17 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         if events.should_stop():
             raise KeyboardInterrupt
         return finish(recipe, run, wall_s=time.monotonic() - start, resumed_from=resumed_from)
+
+
+def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
+    """Raises CollapseError where the guard has stopped the run before, unless it may go on now."""
+    if not run.collapse_path.exists():
+        return
+    if recipe.trainer.on_collapse == "stop":
+        from oapl.train_loop import collapse_error
+
+        raise collapse_error(run)
+    run.collapse_path.unlink()
 
 
 def beta2_warning(recipe: Recipe, surprise: float) -> str | None:

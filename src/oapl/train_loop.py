@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oapl.config import Recipe
-from oapl.errors import StoreError
+from oapl.config import OAPLConfig, Recipe
+from oapl.errors import CollapseError, StoreError
+from oapl.guard import Guard
 from oapl.model import encode_prompt, save_policy
 from oapl.plan import shard_of_step
 from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
+from oapl.store.files import read_json, write_json
 from oapl.tasks import make_task
 from oapl.trainer import Trainer
 
@@ -90,6 +92,10 @@ def run_trainer(
     trainer = start_or_resume(recipe, run)
     if trainer.step > 0:
         ensure_first_policy(recipe, run)
+    guard = Guard()
+    for record in run.metrics():
+        if record["step"] <= trainer.step:
+            guard.observe(record)
     clock = Clock()
     first = True
     while not should_stop():
@@ -123,10 +129,43 @@ def run_trainer(
         }
         run.append_metrics(record)  # before the checkpoint, so that no step it holds lacks its record
         on_step(record)
+        if (reason := guard.observe(record)) is not None and config.on_collapse == "stop":
+            raise collapse(recipe, run, record, reason)
         if trainer.step % save_steps == 0 or trainer.step % config.weight_sync_steps == 0:
             save(trainer, run)
     if trainer.step not in run.checkpoint_steps():
         save(trainer, run)
+
+
+def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: str) -> CollapseError:
+    """Records that the guard stopped the run after this step, none of which is saved, and what to do about it."""
+    successes: dict[int, list[float]] = {}
+    for earlier in run.metrics():
+        if "success" in earlier:
+            successes.setdefault(earlier["round"], []).append(earlier["success"])
+    best_round = max(successes, key=lambda index: sum(successes[index]) / len(successes[index]))
+    best_policy = recipe.policy_of_round(best_round)
+    changes = [f"trainer.learning_rate below {recipe.trainer.learning_rate:g}"]
+    if isinstance(recipe.loss, OAPLConfig):
+        changes.insert(0, f"loss.beta2 above {recipe.loss.beta2:g}")
+    if recipe.trainer.weight_sync_steps > 1:
+        changes.append(f"trainer.weight_sync_steps below {recipe.trainer.weight_sync_steps}")
+    advice = (
+        f"Policy {best_policy} is good: {run.policy_path(best_policy)}. To go on from it, give it as "
+        f"model.name_or_path of a new run_dir, with {', or '.join(changes)}; or set trainer.on_collapse = 'warn' and "
+        f"run the same command."
+    )
+    write_json(
+        run.collapse_path,
+        {"step": record["step"], "reason": reason, "best_policy": best_policy, "advice": advice},
+    )
+    return collapse_error(run)
+
+
+def collapse_error(run: RunFolder) -> CollapseError:
+    """The error of a run that its guard has stopped."""
+    facts = read_json(run.collapse_path, "step", "reason", "advice")
+    return CollapseError(f"stopped at step {facts['step']}: {facts['reason']}. {facts['advice']}")
 
 
 def is_ready(run: RunFolder, recipe: Recipe, index: int) -> bool:

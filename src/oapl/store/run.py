@@ -52,6 +52,11 @@ class RunFolder:
     def summary_path(self) -> Path:
         return self.path / "summary.json"
 
+    @property
+    def collapse_path(self) -> Path:
+        """Written when the guard stops the run: `step`, `reason`, `best_policy`, `advice`."""
+        return self.path / "collapse.json"
+
     def lock(self, role: str) -> Lock:
         """Held for as long as this process plays `role` on the run. Raises StoreError where another one does."""
         return Lock(self.path / f".{role}.lock", role)

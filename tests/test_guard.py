@@ -1,0 +1,107 @@
+"""The guard: what it takes for a collapse, what it leaves alone, and how a run ends by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oapl.cli import main
+from oapl.guard import WINDOW, Guard
+from oapl.store import RunFolder
+from oapl.store.files import read_json
+
+
+def step(success: float, log_ratio: float = 0.0, ratio: float | None = None, surprise: float = 5.0) -> dict[str, Any]:
+    """A record whose right completions all have one log-ratio, unless their mean exp is given apart."""
+    return {
+        "success": success,
+        "log_ratio_right": log_ratio,
+        "ratio_right": math.exp(log_ratio) if ratio is None else ratio,
+        "surprise": surprise,
+    }
+
+
+def first_sign(records: Iterable[dict[str, Any]]) -> int | None:
+    guard = Guard()
+    return next((number for number, record in enumerate(records) if guard.observe(record) is not None), None)
+
+
+def test_a_steady_run_is_left_alone():
+    assert first_sign([step(0.2)] * 100) is None
+
+
+def test_a_run_that_learns_and_sharpens_is_left_alone():
+    """Most right answers lose a little to a few that gain much: their chance together grows."""
+    assert first_sign(step(0.2 + 0.003 * n, log_ratio=-1.0, ratio=1.5) for n in range(100)) is None
+
+
+def test_right_answers_that_fade_are_seen_while_the_sampler_still_gives_them():
+    records = [step(0.2)] * 20 + [step(0.2, log_ratio=-0.2 * n) for n in range(50)]
+    fired = first_sign(records)
+    assert fired is not None
+    # The mean of exp over the last 10 steps, 10 apart by 0.2 nats, falls below a half at 1.7 nats: step 20 + 8.
+    window = [math.exp(-0.2 * max(0, n)) for n in range(fired - 20 - WINDOW + 1, fired - 20 + 1)]
+    assert sum(window) / WINDOW < 0.5
+    before = [math.exp(-0.2 * max(0, n)) for n in range(fired - 20 - WINDOW, fired - 20)]
+    assert sum(before) / WINDOW >= 0.5
+
+
+def test_a_sampler_that_got_worse_is_seen_without_weights():
+    """At a lag of one step there is no log-ratio to look at. Seven low steps make a mean of (3 x 0.4 + 7 x 0.1) / 10."""
+    assert first_sign([step(0.4)] * 20 + [step(0.1)] * 20) == 26
+    assert first_sign([step(0.4)] * 20 + [step(0.25)] * 50) is None
+
+
+def test_scattered_weights_of_long_answers_are_not_believed():
+    """Noise of 5 nats in thousands of tokens makes the mean weight tiny, while nothing is lost."""
+    assert first_sign([step(0.2, log_ratio=-12.5, ratio=0.01, surprise=3000.0)] * 100) is None
+    assert first_sign([step(0.2, log_ratio=-400.0, ratio=0.0, surprise=3000.0)] * 100) == WINDOW - 1
+
+
+def test_it_waits_for_a_whole_window():
+    assert first_sign([step(0.2, log_ratio=-40.0)] * (WINDOW - 1)) is None
+
+
+def test_steps_without_a_graded_group_are_passed_over():
+    assert first_sign([{"num_completions": 0}] * 50) is None
+
+
+@pytest.fixture
+def collapsing(write_recipe) -> Path:
+    """A threshold that all completions pass, and steps so large that they are forgotten within a round."""
+    return write_recipe(
+        trainer={"num_steps": 30, "weight_sync_steps": 30, "learning_rate": 0.05},
+        loss={"beta1": 1.0, "beta2": 1e-3},
+        task={"success_threshold": 0.0},
+    )
+
+
+@pytest.mark.parametrize("kind", ["inline", "processes"])
+def test_a_collapsing_run_is_stopped_and_its_old_policy_kept(collapsing: Path, tmp_path: Path, capsys, kind: str):
+    run = RunFolder(tmp_path / "run")
+    command = ["train", str(collapsing), "--run_dir", str(run.path), "--launch.kind", kind]
+    assert main(command) == 4
+    error = capsys.readouterr().err
+    assert "CollapseError: stopped at step" in error
+    assert "loss.beta2 above 0.001" in error
+    facts = read_json(run.collapse_path)
+    assert facts["best_policy"] == 0
+    assert run.has_policy(0)
+    assert max(run.checkpoint_steps()) < facts["step"] == run.metrics()[-1]["step"]
+    assert main(command) == 4  # again, without training
+    assert len(run.metrics()) == facts["step"]
+
+
+def test_a_stopped_run_goes_on_when_told_to(collapsing: Path, tmp_path: Path, capsys):
+    run = RunFolder(tmp_path / "run")
+    command = ["train", str(collapsing), "--run_dir", str(run.path)]
+    assert main(command) == 4
+    capsys.readouterr()
+    assert main([*command, "--trainer.on_collapse", "warn"]) == 0
+    assert "right answers are being unlearnt" in capsys.readouterr().out
+    assert len({record["step"] for record in run.metrics()}) == 30
+    assert not run.collapse_path.exists()
