@@ -23,7 +23,8 @@ Messages = Sequence[Mapping[str, Any]]
 class PolicyRef:
     """One sealed set of weights. `step` counts the optimizer steps that made it."""
 
-    version: int
+    version: int | None
+    """None for a snapshot, which the sampler of rounds never sees."""
     step: int
     digest: str
     """SHA-256 of the weight file's bytes, as lowercase hex."""
