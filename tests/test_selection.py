@@ -118,7 +118,7 @@ def test_the_weights_that_are_reported_did_best_on_the_validation_problems(strai
     assert {"base", "difference"} < read_json(straight.summary_path).keys()
 
 
-def test_processes_report_the_best_as_well_with_and_without_a_base_evaluation(recipe: Path, run: RunFolder):
+def test_processes_report_the_best_as_well_and_need_no_base_evaluation_for_it(recipe: Path, run: RunFolder):
     assert train(recipe, run, "--launch.kind", "processes", "--evaluation.eval_on_start", "false") == 0
     assert_best_is_reported(run)
     assert not {"base", "difference"} & read_json(run.summary_path).keys()
