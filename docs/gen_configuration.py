@@ -22,9 +22,15 @@ def settings() -> str:
     tables = [table("", {"seed": schema["properties"]["seed"]}, required=())]
     for section, value in schema["properties"].items():
         if section != "seed":
-            definition = schema["$defs"][(value.get("$ref") or value["allOf"][0]["$ref"]).rpartition("/")[2]]
+            definition = schema["$defs"][reference(value).rpartition("/")[2]]
             tables.append(table(section, definition["properties"], required=definition.get("required", ())))
     return "\n".join(tables)
+
+
+def reference(section: dict[str, Any]) -> str:
+    """Where the schema describes a section; an optional one is any of it and null."""
+    options = [section, *section.get("allOf", ()), *section.get("anyOf", ())]
+    return str(next(option["$ref"] for option in options if "$ref" in option))
 
 
 def table(section: str, fields: dict[str, Any], required: Any) -> str:

@@ -64,7 +64,7 @@ def make_traces(task: Countdown, tokenizer, rng: random.Random, count: int, solv
     """Token ids and loss mask of `count` training examples, padded to the longest."""
     prompts, answers = [], []
     for _ in range(count):
-        numbers, chain = task.problem(rng, held_out=False)
+        numbers, chain = task.problem(rng, "train")
         prompts.append(prompt_text(numbers, target=chain[-1][3]))
         if rng.random() >= solved_share:
             chain = random_chain(rng, numbers)

@@ -199,6 +199,46 @@ def test_a_task_that_does_not_fit_together_is_refused(write: WriteRecipe, task: 
         load_recipe(write(RECIPE.replace('name = "countdown"', task)))
 
 
+OWN = 'name = "dataset"\ndataset = "rows.jsonl"\nreward_func = "r:f"\n'
+HUB = 'name = "dataset"\ndataset = "some/name"\nreward_func = "r:f"\neval_dataset = "some/name"\n'
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (OWN, "selection needs problems of its own to choose by: name them as task.validation_dataset"),
+        (OWN + 'validation_dataset = "./rows.jsonl"', r"validation_dataset = './rows.jsonl' holds the rows of dataset"),
+        (
+            OWN + 'eval_dataset = "held_out.jsonl"\nvalidation_dataset = "held_out.jsonl"',
+            "validation_dataset = 'held_out.jsonl' holds the rows of eval_dataset too",
+        ),
+        (HUB + 'validation_dataset = "some/name"\nvalidation_split = "test"', "holds the rows of eval_dataset too"),
+        (HUB + 'validation_dataset = "some/name"\nvalidation_split = "train"', "holds the rows of dataset too"),
+    ],
+)
+def test_weights_are_not_chosen_by_problems_that_are_trained_on_or_reported(
+    write: WriteRecipe, task: str, message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(write(RECIPE.replace('name = "countdown"', task) + "[selection]\n"))
+
+
+def test_other_splits_of_the_hub_dataset_may_be_chosen_by(write: WriteRecipe):
+    text = RECIPE.replace('name = "countdown"', HUB + 'validation_dataset = "some/name"')
+    assert load_recipe(write(text + "[selection]\n")).task.validation_split == "validation"
+
+
+def test_snapshots_that_would_leave_the_last_step_out_are_refused_with_the_nearest_that_do_not(write: WriteRecipe):
+    path = write(RECIPE + "[selection]\neval_steps = 30\n")
+    line = line_number(path.read_text(), "eval_steps = 30")
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(path)
+    assert str(refused.value) == (
+        f"{path}:{line}: selection.eval_steps = 30 must divide trainer.num_steps = 100, so that the last weights are "
+        f"among those to choose from: try 25 or 50."
+    )
+
+
 def test_a_missing_recipe_file_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml: the recipe cannot be read \(No such file"):
         load_recipe(tmp_path / "nowhere.toml")
@@ -235,6 +275,11 @@ def test_a_recipe_in_another_encoding_is_told(tmp_path: Path):
         (["--learning_rate", "1"], "--learning_rate is not a setting; did you mean --trainer.learning_rate?"),
         (["--los.beta1", "1"], "--los.beta1 is not a setting; did you mean --loss.beta1?"),
         (["--nonsense", "1"], "not understood: --nonsense 1. `oapl COMMAND --help` lists what there is."),
+        (
+            ["--selection.eval_step", "1"],
+            "--selection.eval_step is not a setting; did you mean --selection.eval_steps?",
+        ),
+        (["--selection.eval_steps", "30"], "--selection.eval_steps: selection.eval_steps = 30 must divide trainer"),
         (["stray"], "not understood: stray."),
         (["--loss.beta1", "0"], "--loss.beta1 = '0': input should be greater than 0; the paper uses 1 and 1e-3."),
         (["--loss.beta1", "one"], "--loss.beta1 = 'one': input should be a valid number"),
@@ -301,6 +346,15 @@ def test_a_setting_of_the_file_can_be_taken_back_to_none(write: WriteRecipe, cap
     path = write(RECIPE + "save_steps = 10\n")
     assert dry_run(path, capsys)["trainer"]["save_steps"] == 10
     assert "save_steps" not in dry_run(path, capsys, "--trainer.save_steps", "none")["trainer"]
+
+
+def test_an_optional_section_is_there_once_one_of_its_settings_is(
+    write: WriteRecipe, capsys: pytest.CaptureFixture[str]
+):
+    path = write(RECIPE)
+    assert "selection" not in dry_run(path, capsys)
+    whole = {"eval_steps": 25, "num_prompts": 64, "num_generations": 16}
+    assert dry_run(path, capsys, "--selection.eval_steps", "25")["selection"] == whole
 
 
 def test_task_arguments_and_lists_can_be_given_on_the_command_line(
@@ -375,6 +429,12 @@ def test_a_resumed_run_may_change_where_and_how_long_it_runs(write: WriteRecipe)
         tracking={"report_to": ["wandb"]},
     )
     assert differences(stored, asked) == []
+
+
+def test_a_resumed_run_may_not_change_what_its_weights_are_chosen_by(write: WriteRecipe):
+    stored, asked = changed(write(RECIPE), selection={"eval_steps": 25})
+    assert differences(stored, asked)[0] == "selection.eval_steps: None -> 25"
+    assert differences(asked, stored)[0] == "selection.eval_steps: 25 -> None"
 
 
 def test_a_resumed_run_may_not_change_its_lag(write: WriteRecipe):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import combinations
 
 import pytest
 
@@ -118,13 +120,31 @@ def problem_key(prompt: Prompt) -> tuple[tuple[int, ...], int]:
     return tuple(sorted(prompt.columns["numbers"])), prompt.columns["target"]
 
 
-def test_train_and_evaluation_share_no_problem():
+def test_no_problem_is_in_two_splits():
     task = Countdown()
-    train = {problem_key(task.prompt("train", i)) for i in range(2000)}
-    evaluation = {problem_key(task.prompt("evaluation", i)) for i in range(2000)}
-    assert len(train) > 1000
-    assert len(evaluation) > 500
-    assert not train & evaluation
+    keys = {
+        split: {problem_key(task.prompt(split, i)) for i in range(2000)}
+        for split in ("train", "validation", "evaluation")
+    }
+    assert {
+        split: len(problems) > least for (split, problems), least in zip(keys.items(), (1000, 150, 500), strict=True)
+    } == {
+        "train": True,
+        "validation": True,
+        "evaluation": True,
+    }
+    for one, other in combinations(keys.values(), 2):
+        assert not one & other
+
+
+def test_the_training_problems_never_change():
+    """A round names its prompts by index alone: other problems under them would change what a resume trains on."""
+    task = Countdown()
+    texts = [task.prompt("train", i).text for i in range(1000)]
+    assert texts[:3] == ["use 5 10 7 make 57\n", "use 6 2 1 6 make 42\n", "use 1 8 4 12 make 25\n"]
+    assert task.prompt("train", 30_000_007).text == "use 9 10 12 9 make 16\n"
+    digest = hashlib.sha256("".join(map(str, texts)).encode()).hexdigest()
+    assert digest == "4a4753692798072128542e8e81687a32990149135d6ef0082ef47c7d43c7f647"
 
 
 def test_a_problem_is_within_its_bounds_and_reads_as_documented():

@@ -116,6 +116,18 @@ def test_kills_between_any_two_checkpoints_change_no_bit(server: ForkServer, wri
     assert kill_inline_runs(server, recipe, tmp_path, kills) >= 4
 
 
+def test_kills_of_a_run_that_selects_change_no_snapshot_and_no_choice(server: ForkServer, write_recipe, tmp_path: Path):
+    """Snapshots fall between the weight syncs; the last kills are in validations and the final evaluation."""
+    recipe = write_recipe(selection={"eval_steps": 3, "num_prompts": 4, "num_generations": 4})
+    kills = [{"kill_at_write": count} for count in (25, 44, 52, 61, 35)]
+    assert kill_inline_runs(server, recipe, tmp_path, kills) >= 4
+    straight, broken = RunFolder(tmp_path / "straight"), RunFolder(tmp_path / "broken")
+    assert broken.snapshot_steps() == [3, 6, 9, 12]
+    assert [broken.snapshot(step) for step in (3, 6, 9, 12)] == [straight.snapshot(step) for step in (3, 6, 9, 12)]
+    before, after = read_json(straight.summary_path), read_json(broken.summary_path)
+    assert (after["selection"], after["final"]) == (before["selection"], before["final"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_sixty_kills_of_an_inline_run_change_no_bit(server: ForkServer, write_recipe, tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import make_completion, make_group, make_round, make_shard
 from oapl import evaluation
-from oapl.evaluation import Scores, bootstrap_interval, differences, pass_at_k, read_scores
+from oapl.evaluation import Scores, best_step, bootstrap_interval, differences, pass_at_k, read_scores
 from oapl.store import RoundFolder
 from oapl.types import FailedGroup, PolicyRef
 
@@ -105,7 +105,7 @@ def test_the_same_values_always_have_the_same_interval():
 
 
 def scores(num_correct: dict[int, int], num_generations: int = 8) -> Scores:
-    return Scores(0, num_generations, num_correct, num_failed=0, mean_length=1.0, truncated_share=0.0)
+    return Scores(0, 0, num_generations, num_correct, num_failed=0, mean_length=1.0, truncated_share=0.0)
 
 
 def test_k_goes_up_to_the_number_of_samples_in_powers_of_two():
@@ -140,10 +140,17 @@ def test_scores_are_read_from_a_stored_evaluation(tmp_path: Path):
     folder.write_shard(round, 0, make_shard([make_group(0, [0.5, 0.4]), make_group(1, [1.0, 0.5], completions=long)]))
     folder.write_shard(round, 1, make_shard([make_group(2, [0.0, 0.0])], [FailedGroup(3, "train/3", "it raised")]))
     result = read_scores(folder, success_threshold=0.5)
-    assert result.policy_version == 3
+    assert (result.policy_version, result.step) == (3, 150)
     assert dict(result.num_correct) == {0: 1, 1: 2, 2: 0}
     assert result.num_failed == 1
     assert result.mean_length == pytest.approx((1 + 1 + 3 + 1 + 1 + 1) / 6)
     assert result.truncated_share == pytest.approx(1 / 6)
     assert result.pass_at_k()[1][0] == pytest.approx((1 / 2 + 2 / 2 + 0) / 3)
     assert result.pass_at_k()[2][0] == pytest.approx((1 + 1 + 0) / 3)
+    assert result.success() == 3 / 6
+
+
+def test_the_best_step_has_the_highest_score_and_of_equals_is_the_earliest():
+    assert best_step({0: 0.1, 50: 0.4, 100: 0.2}) == 50
+    assert best_step({0: 0.25, 50: 0.5, 100: 0.5}) == 50
+    assert best_step({150: 0.5, 0: 0.5, 50: 0.5}) == 0

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 
 from oapl.cli import main
-from oapl.guard import WINDOW, Guard
+from oapl.guard import LEAST_STEPS, Guard
 from oapl.store import RunFolder
 from oapl.store.files import read_json
 
 
-def step(success: float, log_ratio: float = 0.0, ratio: float | None = None, surprise: float = 5.0) -> dict[str, Any]:
+def step(
+    success: float, log_ratio: float = 0.0, ratio: float | None = None, surprise: float = 5.0, num_completions: int = 32
+) -> dict[str, Any]:
     """A record whose right completions all have one log-ratio, unless their mean exp is given apart."""
     return {
         "success": success,
         "log_ratio_right": log_ratio,
         "ratio_right": math.exp(log_ratio) if ratio is None else ratio,
         "surprise": surprise,
+        "num_completions": num_completions,
     }
 
 
@@ -44,14 +47,14 @@ def test_right_answers_that_fade_are_seen_while_the_sampler_still_gives_them():
     fired = first_sign(records)
     assert fired is not None
     # The mean of exp over the last 10 steps, 10 apart by 0.2 nats, falls below a half at 1.7 nats: step 20 + 8.
-    window = [math.exp(-0.2 * max(0, n)) for n in range(fired - 20 - WINDOW + 1, fired - 20 + 1)]
-    assert sum(window) / WINDOW < 0.5
-    before = [math.exp(-0.2 * max(0, n)) for n in range(fired - 20 - WINDOW, fired - 20)]
-    assert sum(before) / WINDOW >= 0.5
+    window = [math.exp(-0.2 * max(0, n)) for n in range(fired - 20 - LEAST_STEPS + 1, fired - 20 + 1)]
+    assert sum(window) / LEAST_STEPS < 0.5
+    before = [math.exp(-0.2 * max(0, n)) for n in range(fired - 20 - LEAST_STEPS, fired - 20)]
+    assert sum(before) / LEAST_STEPS >= 0.5
 
 
 def test_a_sampler_that_got_worse_is_seen_without_weights():
-    """At a lag of one step there is no log-ratio to look at. Seven low steps make a mean of (3 x 0.4 + 7 x 0.1) / 10."""
+    """At a lag of one step there is no log-ratio to look at. The seventh low step makes a mean of 0.19 in ten."""
     assert first_sign([step(0.4)] * 20 + [step(0.1)] * 20) == 26
     assert first_sign([step(0.4)] * 20 + [step(0.25)] * 50) is None
 
@@ -59,11 +62,17 @@ def test_a_sampler_that_got_worse_is_seen_without_weights():
 def test_scattered_weights_of_long_answers_are_not_believed():
     """Noise of 5 nats in thousands of tokens makes the mean weight tiny, while nothing is lost."""
     assert first_sign([step(0.2, log_ratio=-12.5, ratio=0.01, surprise=3000.0)] * 100) is None
-    assert first_sign([step(0.2, log_ratio=-400.0, ratio=0.0, surprise=3000.0)] * 100) == WINDOW - 1
+    assert first_sign([step(0.2, log_ratio=-400.0, ratio=0.0, surprise=3000.0)] * 100) == LEAST_STEPS - 1
 
 
 def test_it_waits_for_a_whole_window():
-    assert first_sign([step(0.2, log_ratio=-40.0)] * (WINDOW - 1)) is None
+    assert first_sign([step(0.2, log_ratio=-40.0)] * (LEAST_STEPS - 1)) is None
+
+
+def test_small_steps_make_a_longer_window():
+    """256 completions at least: 32 steps of 8, lest chance look like a collapse."""
+    assert first_sign([step(0.2, log_ratio=-40.0, num_completions=8)] * 31) is None
+    assert first_sign([step(0.2, log_ratio=-40.0, num_completions=8)] * 32) == 31
 
 
 def test_steps_without_a_graded_group_are_passed_over():
@@ -74,7 +83,7 @@ def test_steps_without_a_graded_group_are_passed_over():
 def collapsing(write_recipe) -> Path:
     """A threshold that all completions pass, and steps so large that they are forgotten within a round."""
     return write_recipe(
-        trainer={"num_steps": 30, "weight_sync_steps": 30, "learning_rate": 0.05},
+        trainer={"num_steps": 40, "weight_sync_steps": 40, "learning_rate": 0.05},
         loss={"beta1": 1.0, "beta2": 1e-3},
         task={"success_threshold": 0.0},
     )
@@ -103,5 +112,5 @@ def test_a_stopped_run_goes_on_when_told_to(collapsing: Path, tmp_path: Path, ca
     capsys.readouterr()
     assert main([*command, "--trainer.on_collapse", "warn"]) == 0
     assert "right answers are being unlearnt" in capsys.readouterr().out
-    assert len({record["step"] for record in run.metrics()}) == 30
+    assert len({record["step"] for record in run.metrics()}) == 40
     assert not run.collapse_path.exists()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 
 from helpers import flip_a_bit, make_completion, make_group, make_round, make_shard
 from oapl.errors import StoreError
-from oapl.store import RoundFolder, RunFolder, put_in_order
+from oapl.store import RoundFolder, RunFolder, Unscored, put_in_order
 from oapl.store.files import (
     SEAL,
     Lock,
@@ -449,6 +450,15 @@ def fill(run: RunFolder, index: int, policy: PolicyRef) -> None:
     folder.seal(round)
 
 
+def unscored(run: RunFolder) -> Unscored:
+    """First and last policy are to be evaluated, and the snapshots there are, or were, validated."""
+    snapshots = numbered_folders(run.path / "snapshots")
+    return Unscored(
+        frozenset(version for version in (0, NUM_ROUNDS) if not run.is_evaluated(version)),
+        frozenset(step for step in snapshots if not run.is_validated(step)),
+    )
+
+
 def order(run: RunFolder, rounds_ahead: int = 0) -> list[str]:
     """Puts a run in order, and checks that it deletes nothing and that a second time has nothing to do."""
 
@@ -462,6 +472,7 @@ def order(run: RunFolder, rounds_ahead: int = 0) -> list[str]:
         shards_per_round=STEPS_PER_ROUND,
         num_rounds=NUM_ROUNDS,
         policy_of_round=policy_of_round,
+        unscored=partial(unscored, run),
     )
     assert contents(run.path) == before
     return notes
@@ -633,6 +644,60 @@ def test_a_damaged_policy_that_nothing_needs_any_more_is_left_alone(tmp_path: Pa
     assert order(run) == []
 
 
+def publish_snapshot(run: RunFolder, step: int) -> None:
+    run.publish_snapshot(step, lambda folder: write_file(folder, "model.safetensors", f"weights of step {step}"))
+
+
+def test_a_snapshot_of_a_step_that_is_trained_again_is_set_aside(tmp_path: Path):
+    run = make_run(tmp_path, rounds=2, checkpoints=[0, 2])
+    for step in (1, 2, 3):
+        publish_snapshot(run, step)
+    (note,) = order(run)
+    assert "Step 3 is trained again. Moved to 000003.aside-1." in note
+    assert run.snapshot_steps() == [1, 2]
+
+
+def test_a_damaged_snapshot_is_made_again_from_the_checkpoint_of_its_step(tmp_path: Path):
+    run = make_run(tmp_path, rounds=2, checkpoints=[0, 1, 2, 3])
+    for step in (1, 3):
+        publish_snapshot(run, step)
+    flip_a_bit(run.snapshot_path(1) / "model.safetensors")
+    assert any("Snapshot 1 is made again from step 1" in note for note in order(run))
+    assert run.checkpoint_steps() == [0, 1]
+    assert run.snapshot_steps() == []
+
+
+def test_a_damaged_snapshot_of_the_newest_checkpoint_costs_no_step(tmp_path: Path):
+    run = make_run(tmp_path, rounds=2, checkpoints=[0, 2, 3])
+    publish_snapshot(run, 3)
+    cut_in_half(run.snapshot_path(3) / SEAL)
+    order(run)
+    assert run.checkpoint_steps() == [0, 2, 3]
+    assert run.snapshot_steps() == []
+
+
+def test_a_damaged_snapshot_without_its_checkpoint_is_told_with_what_to_do(tmp_path: Path):
+    run = make_run(tmp_path, rounds=2, checkpoints=[0, 2])
+    publish_snapshot(run, 1)
+    flip_a_bit(run.snapshot_path(1) / "model.safetensors")
+    with pytest.raises(StoreError, match=r"no checkpoint of step 1 to make it from again\. Restore .*snapshots/000001"):
+        order(run)
+
+
+def test_a_damaged_snapshot_that_is_scored_already_is_left_alone(tmp_path: Path):
+    run = make_run(tmp_path, rounds=2, checkpoints=[0, 2])
+    publish_snapshot(run, 1)
+    snapshot = run.snapshot(1)
+    assert snapshot is not None
+    folder, round = run.validation(1), make_round(1, snapshot, num_shards=1)
+    folder.open(round)
+    folder.write_shard(round, 0, make_shard([make_group(0, [1.0, 0.0])]))
+    folder.seal(round)
+    assert folder.load() == round
+    flip_a_bit(run.snapshot_path(1) / "model.safetensors")
+    assert order(run) == []
+
+
 def test_a_finished_run_is_in_order(tmp_path: Path):
     last = NUM_ROUNDS * STEPS_PER_ROUND
     run = make_run(tmp_path, rounds=NUM_ROUNDS, checkpoints=[last - STEPS_PER_ROUND, last])
@@ -674,5 +739,6 @@ def test_leftovers_of_a_killed_write_are_cleared_wherever_they_lie(tmp_path: Pat
         shards_per_round=STEPS_PER_ROUND,
         num_rounds=NUM_ROUNDS,
         policy_of_round=lambda index: index,
+        unscored=Unscored,
     )
     assert not [path for path in run.path.rglob(".*") if path.name.endswith((".partial", ".removed"))]

@@ -131,6 +131,15 @@ def test_without_a_held_out_file_every_tenth_row_is_held_out(folder: Path, make:
     assert held_out.isdisjoint(task.prompt("train", i).text for i in range(18))
 
 
+def test_validation_rows_have_a_file_of_their_own(folder: Path, make: MakeTask):
+    task = make(
+        dataset=write_jsonl(folder / "rows.jsonl", ROWS),
+        validation_dataset=write_jsonl(folder / "other.jsonl", [{"prompt": "another question"}]),
+    )
+    assert task.num_prompts("validation") == 1
+    assert task.prompt("validation", 0).text == "another question"
+
+
 def test_chat_prompts_give_the_reward_lists_of_messages(folder: Path, make: MakeTask):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     task = make(dataset=write_jsonl(folder / "chat.jsonl", [{"prompt": messages}] * 20), reward_func="my_rewards:chat")
@@ -358,7 +367,7 @@ def sum_in(question: str) -> int:
 def test_a_reasoning_gym_dataset_rewards_right_answers_and_not_wrong_ones(make_gym: MakeTask):
     task = make_gym("chain_sum", min_terms=2, max_terms=3)
     assert task.num_prompts("train") == 10_000
-    for split in ("train", "evaluation"):
+    for split in ("train", "validation", "evaluation"):
         prompt = task.prompt(split, 5)
         answer = sum_in(str(prompt.text))
         right, padded, wrong, empty = task.rewards(prompt, [str(answer), f" {answer}\n", str(answer + 1), ""])
@@ -375,9 +384,12 @@ def test_arguments_that_are_lists_reach_reasoning_gym(make_gym: MakeTask):
 
 def test_reasoning_gym_splits_share_no_problem_and_are_the_same_each_time(make_gym: MakeTask):
     task, again = make_gym("chain_sum"), make_gym("chain_sum")
-    train = [task.prompt("train", i).text for i in range(50)]
-    assert train == [again.prompt("train", i).text for i in range(50)]
-    assert set(train).isdisjoint(task.prompt("evaluation", i).text for i in range(50))
+    seen: set[object] = set()
+    for split in ("train", "validation", "evaluation"):
+        texts = [task.prompt(split, i).text for i in range(50)]
+        assert texts == [again.prompt(split, i).text for i in range(50)]
+        assert seen.isdisjoint(texts)
+        seen.update(texts)
 
 
 @pytest.mark.parametrize(

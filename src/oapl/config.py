@@ -35,6 +35,17 @@ class ModelConfig(Section):
     )
 
 
+DATASET_SUFFIXES = (".jsonl", ".json", ".parquet")
+"""How the name of a dataset ends that is a file; any other is one on the hub."""
+
+
+def rows_of(dataset: str | None, split: str) -> tuple[str, ...] | None:
+    """What tells two sets of rows apart: a file's path, or a name and a split on the hub."""
+    if dataset is None:
+        return None
+    return (str(Path(dataset).resolve()),) if dataset.endswith(DATASET_SUFFIXES) else (dataset, split)
+
+
 class TaskConfig(Section):
     name: str = Field(description="`countdown`, `reasoning_gym:<dataset>`, or `dataset` for your own rows and reward.")
     args: dict[str, Any] = Field({}, description="Arguments of a generated task, such as `max_numbers`.")
@@ -42,6 +53,10 @@ class TaskConfig(Section):
     split: str = Field("train", description="For a hub dataset: the split to train on.")
     eval_dataset: str | None = Field(None, description="For `dataset`: the held-out file, or the same hub name.")
     eval_split: str = Field("test", description="For a hub dataset: the held-out split.")
+    validation_dataset: str | None = Field(
+        None, description="For `dataset` with a selection: the file, or the hub name, of the validation problems."
+    )
+    validation_split: str = Field("validation", description="For a hub dataset: the split to choose the weights by.")
     reward_func: str | None = Field(
         None, description="For `dataset`: `module:function`, called as `reward(prompts, completions, **columns)`."
     )
@@ -56,10 +71,27 @@ class TaskConfig(Section):
                     raise ValueError(f'{key} is missing: `name = "dataset"` needs `dataset` and `reward_func`')
             if self.args:
                 raise ValueError(f"args = {self.args} has no use with `dataset`; it is for generated tasks")
-        elif self.dataset is not None or self.reward_func is not None:
-            raise ValueError(f'`dataset` and `reward_func` need `name = "dataset"`, not {self.name!r}')
+        elif self.dataset is not None or self.reward_func is not None or self.validation_dataset is not None:
+            raise ValueError(
+                f'`dataset`, `validation_dataset` and `reward_func` need `name = "dataset"`, not {self.name!r}'
+            )
         if self.reward_func is not None and not re.fullmatch(r"[\w.]+:\w+", self.reward_func):
             raise ValueError(f"reward_func = {self.reward_func!r} must read `module:function`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_validation_rows(self) -> TaskConfig:
+        validation = rows_of(self.validation_dataset, self.validation_split)
+        for key, rows in (
+            ("dataset", rows_of(self.dataset, self.split)),
+            ("eval_dataset", rows_of(self.eval_dataset, self.eval_split)),
+        ):
+            if validation is not None and validation == rows:
+                raise ValueError(
+                    f"validation_dataset = {self.validation_dataset!r} holds the rows of {key} too: weights chosen by "
+                    f"problems that they were trained on, or that are reported, look better than they are. "
+                    f"Give other rows"
+                )
         return self
 
 
@@ -225,7 +257,14 @@ class EvaluationConfig(Section):
     num_generations: Count = Field(64, description="Samples a problem; pass@k is given for powers of two up to it.")
     temperature: Positive = Field(1.0, description="Of the evaluation's samples.")
     max_completion_length: Count | None = Field(None, description="By default that of `sampling`.")
+    eval_on_start: bool = Field(True, description="Evaluate the model as it came; else there is no difference to give.")
     num_workers: Count = Field(1, description="Processes that sample an evaluation side by side.")
+
+
+class SelectionConfig(Section):
+    eval_steps: Count = Field(50, description="Steps between snapshots of the weights; divides num_steps.")
+    num_prompts: Count = Field(64, description="Validation problems (fewer where the split has fewer).")
+    num_generations: Count = Field(16, description="Samples a validation problem.")
 
 
 class TrackingConfig(Section):
@@ -249,7 +288,27 @@ class Recipe(BaseSettings):
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    selection: SelectionConfig | None = None
     tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _check_selection(self) -> Recipe:
+        if self.selection is None:
+            return self
+        eval_steps, num_steps = self.selection.eval_steps, self.trainer.num_steps
+        if num_steps % eval_steps:
+            divisors = [n for n in range(1, num_steps + 1) if num_steps % n == 0]
+            nearest = [*[n for n in divisors if n < eval_steps][-1:], *[n for n in divisors if n > eval_steps][:1]]
+            raise ValueError(
+                f"selection.eval_steps = {eval_steps} must divide trainer.num_steps = {num_steps}, so that the last "
+                f"weights are among those to choose from: try {' or '.join(map(str, nearest))}"
+            )
+        if self.task.name == "dataset" and self.task.validation_dataset is None:
+            raise ValueError(
+                "selection needs problems of its own to choose by: name them as task.validation_dataset, or leave the "
+                "section out"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -265,6 +324,13 @@ class Recipe(BaseSettings):
     def policy_of_round(self, index: int) -> int:
         """The version of the policy that samples a round."""
         return max(0, index - self.launch.rounds_ahead)
+
+    @property
+    def snapshot_steps(self) -> range:
+        """The steps after which a snapshot of the weights is kept: none without a selection."""
+        if self.selection is None:
+            return range(0)
+        return range(self.selection.eval_steps, self.trainer.num_steps + 1, self.selection.eval_steps)
 
     @property
     def probe_tolerance(self) -> float:
@@ -401,11 +467,11 @@ def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) 
     name = ".".join(str(part) for part in location)
     message = problem["msg"].removeprefix("Value error, ")
     # The checks of a whole section begin their message with the key at fault.
-    place = [*location, message.split()[0]] if problem["type"] == "value_error" else location
+    place = [*location, *message.split()[0].split(".")] if problem["type"] == "value_error" else location
     if _is_given(overrides, place):
         where = f"--{'.'.join(str(part) for part in place)}"
     else:
-        where = f"{path}{_line_of(text, place) or _line_of(text, location)}: {name}"
+        where = f"{path}{_line_of(text, place) or _line_of(text, location)}" + (f": {name}" if name else "")
     if problem["type"] == "extra_forbidden":
         if name in setting_names():
             return f"{where} is a setting of another loss.kind than {problem['loc'][1]!r}."

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from oapl.errors import TaskError
 from oapl.store import RoundFolder
-from oapl.types import Shard
+from oapl.types import PolicyRef, Shard
 
 NUM_RESAMPLES = 10_000
 Interval = tuple[float, float, float]
@@ -52,7 +52,10 @@ def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
 class Scores:
     """What one policy did on the held-out problems."""
 
-    policy_version: int
+    policy_version: int | None
+    """None for a snapshot."""
+    step: int
+    """The optimizer steps that made it."""
     num_generations: int
     num_correct: Mapping[int, int]
     """Correct samples of each problem, by the problem's position."""
@@ -70,6 +73,10 @@ class Scores:
         chosen = self.num_correct if positions is None else positions
         return np.array([pass_at_k(self.num_generations, self.num_correct[position], k) for position in chosen])
 
+    def success(self) -> float:
+        """pass@1 over all problems, from whole numbers: equal results are equal floats."""
+        return sum(self.num_correct.values()) / (self.num_generations * len(self.num_correct))
+
     def pass_at_k(self) -> dict[int, Interval]:
         return {k: bootstrap_interval(self.pass_at(k)) for k in self.ks()}
 
@@ -79,23 +86,29 @@ def read_scores(folder: RoundFolder, success_threshold: float) -> Scores:
     and TaskError where no problem could be graded."""
     round = folder.load()
     shards = [folder.read_shard(number) for number in range(round.num_shards)]
-    return score_shards(shards, round.policy.version, round.sampling.num_generations, success_threshold)
+    return score_shards(shards, round.policy, round.sampling.num_generations, success_threshold)
 
 
-def score_shards(shards: Sequence[Shard], version: int, num_generations: int, success_threshold: float) -> Scores:
+def score_shards(shards: Sequence[Shard], policy: PolicyRef, num_generations: int, success_threshold: float) -> Scores:
     groups = [group for shard in shards for group in shard.groups]
     if not groups:
         first = next(failure for shard in shards for failure in shard.failed)
         raise TaskError(f"no held-out problem could be graded, the first ({first.prompt_id}) because {first.cause}.")
     completions = [completion for group in groups for completion in group.completions]
     return Scores(
-        policy_version=version,
+        policy_version=policy.version,
+        step=policy.step,
         num_generations=num_generations,
         num_correct={group.position: int((group.rewards >= success_threshold).sum()) for group in groups},
         num_failed=sum(len(shard.failed) for shard in shards),
         mean_length=float(np.mean([len(completion.token_ids) for completion in completions])),
         truncated_share=float(np.mean([completion.finish_reason == "length" for completion in completions])),
     )
+
+
+def best_step(validation_scores: Mapping[int, float]) -> int:
+    """The step of the snapshot that did best; of equals the earliest."""
+    return max(validation_scores, key=lambda step: (validation_scores[step], -step))
 
 
 def differences(base: Scores, final: Scores) -> dict[int, Interval]:

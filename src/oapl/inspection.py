@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -40,6 +40,8 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if recipe.selection is not None:
+        console.print(f"snapshots sealed: {run.snapshot_steps()}", highlight=False, soft_wrap=True)
     if run.round_indices():
         console.print(rounds_table(run, metrics))
         console.print(
@@ -53,9 +55,17 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
             print_group(group, console)
     if run.summary_path.exists():
         try:
-            console.print(summary_table(read_json(run.summary_path)))
+            print_summary(read_json(run.summary_path), console)
         except StoreError as error:
             console.print(f"{error}. `oapl train` on this folder makes it again.", markup=False, soft_wrap=True)
+
+
+def print_summary(summary: Mapping[str, Any], console: Console) -> None:
+    if "selection" in summary:
+        chosen = summary["selection"]
+        scores = ", ".join(f"{score:.3f} at {step}" for step, score in chosen["pass@1"].items())
+        console.print(f"chosen: step {chosen['step']}, by pass@1 on validation problems of {scores}", highlight=False)
+    console.print(summary_table(summary))
 
 
 def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:

@@ -8,9 +8,10 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,14 @@ from typing import Any
 from oapl.config import OAPLConfig, Recipe, differences, dump_recipe, load_recipe
 from oapl.crew import Crew
 from oapl.errors import ConfigError, StoreError
-from oapl.evaluation import read_scores
+from oapl.evaluation import best_step, read_scores
 from oapl.guard import Guard
 from oapl.progress import Progress
 from oapl.report import plot_pass_at_k, summarize, summarize_run
-from oapl.store import RoundFolder, RunFolder, put_in_order
+from oapl.store import RoundFolder, RunFolder, Unscored, put_in_order
 from oapl.store.files import read_json, write_bytes, write_json
 from oapl.tracking import make_trackers
-from oapl.types import Events
+from oapl.types import Events, PolicyRef
 
 LEAST_HOLD = 0.05
 """beta2 times the surprise of an answer (nats) below which a run is warned: 0.005 collapses (docs/findings.md)."""
@@ -103,6 +104,7 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
             shards_per_round=trainer.shards_per_round,
             num_rounds=trainer.num_rounds,
             policy_of_round=recipe.policy_of_round,
+            unscored=partial(unscored, recipe, run),
         )
         if (step := max(run.checkpoint_steps(), default=0)) > trainer.num_steps:
             raise ConfigError(
@@ -174,17 +176,55 @@ def environment() -> dict[str, Any]:
 
 def is_finished(recipe: Recipe, run: RunFolder) -> bool:
     """Whether nothing is left to train or evaluate."""
-    return all(run.is_evaluated(version) for version in (0, recipe.trainer.num_rounds))
+    return not unscored(recipe, run)
+
+
+def unscored(recipe: Recipe, run: RunFolder) -> Unscored:
+    """What the run has yet to score. Which snapshot is to be evaluated shows once all are validated."""
+    last = recipe.trainer.num_rounds
+    versions = {0} if recipe.evaluation.eval_on_start and not run.is_evaluated(0) else set()
+    if recipe.selection is None:
+        return Unscored(frozenset(versions if run.is_evaluated(last) else {*versions, last}))
+    steps = unvalidated(recipe, run)
+    if not steps:
+        folder, find = reported(recipe, run)
+        if not folder.is_complete_of(policy := find()):
+            assert policy is not None
+            steps = [policy.step]
+    return Unscored(frozenset(versions | ({0} & set(steps))), frozenset(steps) - {0})
+
+
+def unvalidated(recipe: Recipe, run: RunFolder) -> list[int]:
+    """The steps of the snapshots whose validation is still to be sampled; 0 is the model as it came."""
+    if recipe.selection is None:
+        return []
+    return [step for step in (0, *recipe.snapshot_steps) if not run.is_validated(step)]
+
+
+def validation_scores(recipe: Recipe, run: RunFolder) -> dict[int, float]:
+    """pass@1 of every snapshot on the validation problems, by step."""
+    threshold = recipe.task.success_threshold
+    return {step: read_scores(run.validation(step), threshold).success() for step in (0, *recipe.snapshot_steps)}
+
+
+def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], PolicyRef | None]]:
+    """The final evaluation's folder and weights: the last policy, or the best of the snapshots, all validated."""
+    if recipe.selection is None:
+        last = recipe.trainer.num_rounds
+        return run.evaluation(last), partial(run.policy, last)
+    step = best_step(validation_scores(recipe, run))
+    return run.selected(step), partial(run.snapshot, step)
 
 
 def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:
     """Writes summary.json and the picture from what the run folder holds."""
     threshold = recipe.task.success_threshold
-    base = read_scores(run.evaluation(0), threshold)
-    final = read_scores(run.evaluation(recipe.trainer.num_rounds), threshold)
+    base = read_scores(run.evaluation(0), threshold) if recipe.evaluation.eval_on_start else None
+    final = read_scores(reported(recipe, run)[0], threshold)
     metrics = run.metrics()
     summary = {
         **summarize_run(base, final),
+        **summarize_selection(recipe, run),
         "num_steps": recipe.trainer.num_steps,
         "num_completions": int(sum(record["num_completions"] for record in metrics)),
         "seed": recipe.seed,
@@ -195,6 +235,14 @@ def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) 
     plot_pass_at_k(summary, run.path / "pass_at_k.png")
     write_json(run.summary_path, summary)
     return summary
+
+
+def summarize_selection(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+    """What the choice was made by; nothing where there was none to make."""
+    if recipe.selection is None:
+        return {}
+    scores = validation_scores(recipe, run)
+    return {"selection": {"step": best_step(scores), "pass@1": {str(step): score for step, score in scores.items()}}}
 
 
 def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
@@ -228,7 +276,7 @@ def evaluate_policy(
     folder = RoundFolder(output_dir) if output_dir else run.evaluation(chosen)
     with stoppable(progress) as events:
         progress.phase(f"evaluating policy {chosen}")
-        roles.evaluate(recipe, run, events, folder=folder, version=chosen)
+        roles.evaluate(recipe, run, events, folder=folder, find=partial(run.policy, chosen))
     return summarize_evaluation(recipe, folder)
 
 
@@ -277,17 +325,21 @@ def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, events: Event
     from oapl import roles
     from oapl.train_loop import ensure_first_policy
 
-    last = recipe.trainer.num_rounds
     roles.use_threads(recipe.trainer.num_threads)
     ensure_first_policy(recipe, run)
-    progress.phase("base evaluation")
-    roles.evaluate(recipe, run, events, folder=run.evaluation(0), version=0)
+    if recipe.evaluation.eval_on_start:
+        progress.phase("base evaluation")
+        roles.evaluate(recipe, run, events, folder=run.evaluation(0), find=partial(run.policy, 0))
     if not events.should_stop():
         progress.phase("training")
         roles.train_inline(recipe, run, events)
+    if not events.should_stop() and (steps := unvalidated(recipe, run)):
+        progress.phase("validation")
+        roles.validate(recipe, run, events, steps=steps)
     if not events.should_stop():
+        folder, find = reported(recipe, run)
         progress.phase("final evaluation")
-        roles.evaluate(recipe, run, events, folder=run.evaluation(last), version=last)
+        roles.evaluate(recipe, run, events, folder=folder, find=find)
 
 
 # Several processes
@@ -296,31 +348,40 @@ def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, events: Event
 def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) -> None:
     """Trainer and sampler side by side, with evaluations before and after on all workers."""
     crew = Crew(run, progress, events)
-    last = recipe.trainer.num_rounds
-    trained = run.has_policy(last)
+    trained = run.has_policy(recipe.trainer.num_rounds) and set(recipe.snapshot_steps) <= set(run.snapshot_steps())
     try:
         if not trained:
             crew.start("trainer", "train")
-        if not run.is_evaluated(0):
+        if recipe.evaluation.eval_on_start and not run.is_evaluated(0):
             progress.phase("base evaluation")
-            evaluate_with(crew, recipe, version=0)
+            evaluate_with(crew, recipe, run.evaluation(0), partial(run.policy, 0))
         if not trained:
             progress.phase("training")
             crew.start("sampler", "sample", follow=True)
             crew.wait_for("trainer", "sampler")
-        if not run.is_evaluated(last):
+        if steps := unvalidated(recipe, run):
+            progress.phase("validation")
+            for step in steps:
+                run.validation(step).set_aside_unless_of(run.snapshot(step))
+            run_workers(crew, recipe, "validate", steps=steps)
+        folder, find = reported(recipe, run)
+        if not folder.is_complete_of(find()):
             progress.phase("final evaluation")
-            evaluate_with(crew, recipe, version=last)
+            evaluate_with(crew, recipe, folder, find)
     except BaseException:
         crew.stop()
         raise
 
 
-def evaluate_with(crew: Crew, recipe: Recipe, version: int) -> None:
-    crew.run.set_stale_evaluation_aside(version)  # before the workers: none of them may move another's files
+def evaluate_with(crew: Crew, recipe: Recipe, folder: RoundFolder, find: Callable[[], PolicyRef | None]) -> None:
+    folder.set_aside_unless_of(find())  # before the workers: none of them may move another's files
+    run_workers(crew, recipe, "evaluate", folder=folder, find=find)
+
+
+def run_workers(crew: Crew, recipe: Recipe, role: str, **arguments: Any) -> None:
+    """Shares a role that samples evaluations out to all workers, and waits for them."""
     count = recipe.evaluation.num_workers
     workers = [f"evaluation-{worker}" for worker in range(count)]
     for worker, child in enumerate(workers):
-        folder = crew.run.evaluation(version)
-        crew.start(child, "evaluate", folder=folder, version=version, worker=worker, num_workers=count)
+        crew.start(child, role, worker=worker, num_workers=count, **arguments)
     crew.wait_for(*workers)

@@ -8,7 +8,7 @@ import numpy as np
 
 from oapl.config import Recipe
 from oapl.tasks import Task
-from oapl.types import PolicyRef, Round, SamplingParams
+from oapl.types import PolicyRef, Round, SamplingParams, Split
 
 SEED_STRIDE = 10**7
 """Endless tasks: run seed s trains on the problems from index s * SEED_STRIDE on."""
@@ -63,19 +63,32 @@ def shard_of_step(recipe: Recipe, index: int, number: int) -> int:
 
 
 def plan_evaluation(recipe: Recipe, task: Task, policy: PolicyRef) -> Round:
-    """A round of held-out prompts, the same ones and the same random streams for every policy."""
-    available = task.num_prompts("evaluation")
-    num_prompts = recipe.evaluation.num_prompts if available is None else min(available, recipe.evaluation.num_prompts)
+    """A round of the problems that are reported, the same ones and the same random streams for every policy."""
+    evaluation = recipe.evaluation
+    return _plan_scoring(recipe, task, policy, "evaluation", evaluation.num_prompts, evaluation.num_generations)
+
+
+def plan_validation(recipe: Recipe, task: Task, policy: PolicyRef) -> Round:
+    """A round of the problems to choose by, sampled as an evaluation is, and the same for every snapshot."""
+    assert recipe.selection is not None
+    selection = recipe.selection
+    return _plan_scoring(recipe, task, policy, "validation", selection.num_prompts, selection.num_generations)
+
+
+def _plan_scoring(
+    recipe: Recipe, task: Task, policy: PolicyRef, split: Split, num_prompts: int, num_generations: int
+) -> Round:
+    num_prompts = min(num_prompts, task.num_prompts(split) or num_prompts)
     return Round(
-        index=policy.version,
+        index=policy.step if policy.version is None else policy.version,
         policy=policy,
         sampling=SamplingParams(
             recipe.evaluation.temperature,
             recipe.evaluation.max_completion_length or recipe.sampling.max_completion_length,
-            recipe.evaluation.num_generations,
+            num_generations,
         ),
-        seed=derive_seed(recipe.seed, "evaluation"),
-        prompt_ids=tuple(f"evaluation/{i}" for i in range(num_prompts)),
+        seed=derive_seed(recipe.seed, split),
+        prompt_ids=tuple(f"{split}/{i}" for i in range(num_prompts)),
         prompts_per_shard=-(-num_prompts // EVALUATION_SHARDS),
         verifier=task.verifier,
     )

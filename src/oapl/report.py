@@ -17,6 +17,7 @@ def summarize(scores: Scores) -> dict[str, Any]:
     """One policy's part of summary.json."""
     return {
         "policy_version": scores.policy_version,
+        "step": scores.step,
         "num_prompts": len(scores.num_correct),
         "num_generations": scores.num_generations,
         "num_failed": scores.num_failed,
@@ -26,8 +27,10 @@ def summarize(scores: Scores) -> dict[str, Any]:
     }
 
 
-def summarize_run(base: Scores, final: Scores) -> dict[str, Any]:
-    """`base`, `final` and their paired `difference`, each interval as [mean, low, high]."""
+def summarize_run(base: Scores | None, final: Scores) -> dict[str, Any]:
+    """`base`, `final` and their paired `difference`, each interval as [mean, low, high]; without a base, `final`."""
+    if base is None:
+        return {"final": summarize(final)}
     return {
         "base": summarize(base),
         "final": summarize(final),
@@ -52,15 +55,15 @@ def scores_table(title: str, columns: Mapping[str, Mapping[str, Interval]]) -> T
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    failed = max(summary[name]["num_failed"] for name in ("base", "final"))
+    parts = {"before": summary.get("base"), "after": summary["final"]}
+    failed = max(part["num_failed"] for part in parts.values() if part)
+    columns = {name: part["pass_at_k"] for name, part in parts.items() if part}
+    if "difference" in summary:
+        columns["difference"] = summary["difference"]
     return scores_table(
         f"pass@k on {summary['final']['num_prompts']} held-out problems, "
         f"{summary['final']['num_generations']} samples each" + (f"; {failed} could not be graded" if failed else ""),
-        {
-            "before": summary["base"]["pass_at_k"],
-            "after": summary["final"]["pass_at_k"],
-            "difference": summary["difference"],
-        },
+        columns,
     )
 
 
@@ -71,14 +74,15 @@ def format_interval(interval: Interval, *, signed: bool) -> str:
 
 
 def plot_pass_at_k(summary: Mapping[str, Any], path: Path) -> None:
-    """Writes a PNG of pass@k against k, before and after, with the intervals as bands."""
+    """Writes a PNG of pass@k against k, before (if it was evaluated) and after, with the intervals as bands."""
     import io
 
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for name, label, color in (("base", "before", "#8a8a8a"), ("final", "after", "#1f6feb")):
+    drawn = [part for part in (("base", "before", "#8a8a8a"), ("final", "after", "#1f6feb")) if part[0] in summary]
+    for name, label, color in drawn:
         curve = summary[name]["pass_at_k"]
         ks = [int(k) for k in curve]
         means, lows, highs = zip(*curve.values(), strict=True)
@@ -89,7 +93,8 @@ def plot_pass_at_k(summary: Mapping[str, Any], path: Path) -> None:
     axes.set_ylim(0, 1)
     axes.set_xlabel("k (samples per problem)")
     axes.set_ylabel("pass@k")
-    axes.set_title(f"Held-out problems before and after {summary['num_steps']} steps", fontsize=11)
+    when = " and ".join(label for _, label, _ in drawn)
+    axes.set_title(f"Held-out problems {when} {summary['final']['step']} steps", fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     image = io.BytesIO()

@@ -5,14 +5,15 @@ A role takes a recipe and a run folder, tells what happens through `Events`, and
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from oapl.config import Recipe
 from oapl.model import resolve
-from oapl.plan import plan_evaluation, plan_round
+from oapl.plan import plan_evaluation, plan_round, plan_validation
 from oapl.processes import wait_until
 from oapl.sampler import Sampler, run_sampler
 from oapl.store import RoundFolder, RunFolder
@@ -49,15 +50,43 @@ def evaluate(
     events: Events,
     *,
     folder: RoundFolder,
-    version: int,
+    find: Callable[[], PolicyRef | None],
     worker: int = 0,
     num_workers: int = 1,
 ) -> None:
-    """Samples this worker's part of an evaluation of the run's policy `version`, as soon as there is one."""
-    wait_until(partial(run.has_policy, version), events.should_stop)
-    if (policy := run.policy(version)) is not None:
+    """Samples this worker's part of an evaluation of the weights that `find` gives, as soon as there are some."""
+    wait_until(lambda: find() is not None, events.should_stop)
+    if (policy := find()) is not None:
         sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
         fill_evaluation(sampler, policy, folder, worker, num_workers)
+
+
+def validate(
+    recipe: Recipe,
+    run: RunFolder,
+    events: Events,
+    *,
+    steps: Sequence[int],
+    worker: int = 0,
+    num_workers: int = 1,
+) -> None:
+    """Samples this worker's part of the validation of each of these snapshots, all of which are there."""
+    use_threads(recipe.engine.num_threads)
+
+    def on_shard(event: Mapping[str, Any]) -> None:
+        events.on_shard({**event, "num_shards": event["num_shards"] * len(steps)})
+
+    sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, on_shard)
+    try:
+        for step in steps:
+            snapshot = run.snapshot(step)
+            assert snapshot is not None
+            round = plan_validation(recipe, sampler.task, snapshot)
+            sampler.fill(run.validation(step), round, worker=worker, num_workers=num_workers)
+            if events.should_stop():
+                return
+    finally:
+        sampler.close()
 
 
 def evaluate_model(recipe: Recipe, name_or_path: str, events: Events, folder: RoundFolder) -> None:

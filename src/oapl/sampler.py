@@ -22,7 +22,19 @@ from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside
 from oapl.tasks import Task, make_task
-from oapl.types import Completion, FailedGroup, Group, PolicyRef, Prompt, Request, Round, SamplingParams, Shard, Split
+from oapl.types import (
+    Completion,
+    FailedGroup,
+    Group,
+    PolicyRef,
+    Prompt,
+    Request,
+    Round,
+    SamplingParams,
+    Shard,
+    Split,
+    split_and_index,
+)
 
 MAX_FAILED_IN_A_ROW = 8
 """So many ungraded groups without one success between them mean that grading itself is broken."""
@@ -180,18 +192,14 @@ def check_length(prompt: Prompt, num_tokens: int, sampling: SamplingParams, cont
         )
 
 
-def split_and_index(prompt_id: str) -> tuple[Split, int]:
-    split, _, index = prompt_id.partition("/")
-    assert split in ("train", "evaluation"), prompt_id
-    return split, int(index)  # type: ignore[return-value]
-
-
 def check_prompts(
     recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 32
 ) -> None:
     """Fails early on prompts that could not be sampled: every one of your own, some of a generated task."""
     sampling = training_params(recipe)
-    splits: tuple[Split, ...] = ("train", "evaluation")
+    splits: list[Split] = ["train", "evaluation"]
+    if recipe.selection is not None:
+        splits.append("validation")
     for split in splits:
         count = task.num_prompts(split)
         start = recipe.seed * SEED_STRIDE if count is None and split == "train" else 0

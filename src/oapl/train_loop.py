@@ -45,20 +45,21 @@ def source_of(recipe: Recipe, run: RunFolder) -> str:
 def publish(trainer: Trainer, run: RunFolder) -> None:
     """Seals the trainer's weights as the policy of the round that starts at its step."""
     version = trainer.step // trainer.config.weight_sync_steps
-    probe = probe_sequences(trainer, run, version)
+    run.publish_policy(version, trainer.step, partial(write_weights, trainer, run))
+
+
+def write_weights(trainer: Trainer, run: RunFolder, folder: Path) -> None:
+    """Fills a policy's or a snapshot's folder with the trainer's weights and their probe."""
     dtype = "bfloat16" if trainer.config.bf16 else "float32"
-
-    def write(folder: Path) -> None:
-        with trainer.autocast():
-            save_policy(trainer.model, trainer.tokenizer, folder, dtype=dtype, probe=probe)
-
-    run.publish_policy(version, trainer.step, write)
+    with trainer.autocast():
+        save_policy(trainer.model, trainer.tokenizer, folder, dtype=dtype, probe=probe_sequences(trainer, run))
 
 
-def probe_sequences(trainer: Trainer, run: RunFolder, version: int) -> list[list[int]]:
-    """What the policy's probe is scored on: completions of the round before it, or else a few prompts."""
+def probe_sequences(trainer: Trainer, run: RunFolder) -> list[list[int]]:
+    """What the weights' probe is scored on: completions of the last shard they learned from, or else a few prompts."""
+    index, number = divmod(trainer.step - 1, trainer.config.weight_sync_steps)
     try:
-        shard = run.round(version - 1).read_shard(trainer.config.shards_per_round - 1) if version > 0 else None
+        shard = run.round(index).read_shard(shard_of_step(trainer.recipe, index, number)) if trainer.step > 0 else None
     except StoreError:  # lost since it was trained on
         shard = None
     if shard is None:
@@ -84,11 +85,10 @@ def run_trainer(
     """Trains every round of the run, from wherever its last checkpoint left it, until done or told to stop.
 
     `fill_round` is called at each round's start, for a run whose sampler is this same process. Of each step's
-    record, `save_s` is what checkpoint and policy took before the step, `wait_s` the wait for its groups, `step_s`
-    the step; a round's wall time is the sum of the three over its steps.
+    record, `save_s` is what checkpoint, policy and snapshot took before the step, `wait_s` the wait for its groups,
+    `step_s` the step; a round's wall time is the sum of the three over its steps.
     """
     config = recipe.trainer
-    save_steps = config.save_steps or config.weight_sync_steps
     trainer = start_or_resume(recipe, run)
     if trainer.step > 0:
         ensure_first_policy(recipe, run)
@@ -102,6 +102,8 @@ def run_trainer(
         index, number = divmod(trainer.step, config.weight_sync_steps)
         if number == 0:
             publish(trainer, run)
+        if trainer.step in recipe.snapshot_steps:
+            run.publish_snapshot(trainer.step, partial(write_weights, trainer, run))
         if trainer.step >= config.num_steps:
             return
         save_s = clock.lap()
@@ -131,10 +133,18 @@ def run_trainer(
         on_step(record)
         if (reason := guard.observe(record)) is not None and config.on_collapse == "stop":
             raise collapse(recipe, run, record, reason)
-        if trainer.step % save_steps == 0 or trainer.step % config.weight_sync_steps == 0:
+        if is_save_step(recipe, trainer.step):
             save(trainer, run)
     if trainer.step not in run.checkpoint_steps():
         save(trainer, run)
+
+
+def is_save_step(recipe: Recipe, step: int) -> bool:
+    """Whether a checkpoint is due: at each policy and each snapshot, so that both can be made again, and as asked."""
+    sync_steps, save_steps = recipe.trainer.weight_sync_steps, recipe.trainer.save_steps
+    return (
+        step % sync_steps == 0 or step in recipe.snapshot_steps or (save_steps is not None and step % save_steps == 0)
+    )
 
 
 def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: str) -> CollapseError:

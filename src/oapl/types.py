@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length"]
-Split = Literal["train", "evaluation"]
+Split = Literal["train", "validation", "evaluation"]
+"""What is trained on, what weights are chosen by, and what is reported: no problem is in two of them."""
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -22,7 +23,8 @@ Messages = Sequence[Mapping[str, Any]]
 class PolicyRef:
     """One sealed set of weights. `step` counts the optimizer steps that made it."""
 
-    version: int
+    version: int | None
+    """None for a snapshot, which the sampler of rounds never sees."""
     step: int
     digest: str
     """SHA-256 of the weight file's bytes, as lowercase hex."""
@@ -54,6 +56,12 @@ class Prompt:
     text: str | Messages
     columns: Mapping[str, Any] = field(default_factory=dict)
     """What else the reward needs: the dataset's other columns."""
+
+
+def split_and_index(prompt_id: str) -> tuple[Split, int]:
+    split, _, index = prompt_id.partition("/")
+    assert split in get_args(Split), prompt_id
+    return split, int(index)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

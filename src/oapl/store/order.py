@@ -5,13 +5,27 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from oapl.errors import StoreError
-from oapl.store.files import move_aside, numbered_folders, storing, verify_sealed_folder
+from oapl.store.files import move_aside, storing, verify_sealed_folder
 from oapl.store.rounds import RoundFolder
-from oapl.store.run import RunFolder
-from oapl.types import Round
+from oapl.store.run import RunFolder, sealed_weights
+from oapl.types import PolicyRef, Round
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """What an evaluation or a validation still has to be sampled from."""
+
+    versions: frozenset[int] = frozenset()
+    """Of policies."""
+    steps: frozenset[int] = frozenset()
+    """Of snapshots."""
+
+    def __bool__(self) -> bool:
+        return bool(self.versions or self.steps)
 
 
 @dataclass(frozen=True)
@@ -23,24 +37,30 @@ class Order:
     shards_per_round: int
     num_rounds: int
     policy_of_round: Callable[[int], int]
+    unscored: Callable[[], Unscored]
+    """Asked once damaged evaluations are out of the way."""
     notes: list[str] = field(default_factory=list)
 
     def restore(self) -> list[str]:
         """Checks what the rest of the run will read; returns what was moved aside, and why.
 
         Checkpoints are checked newest first until one is good. From its step on, every shard is checked, as are the
-        evaluations, and the policies that still have something to sample. A damaged policy is made again from the
-        checkpoint of its step, or from the model itself. Raises StoreError where there is no such checkpoint.
+        evaluations, and the policies and snapshots that still have something to sample. A damaged one is made again
+        from the checkpoint of its step, or from the model itself. Raises StoreError where there is no such checkpoint.
         """
         remove_leftovers(self.run)
         step = self.newest_good_checkpoint()
-        self.set_unreadable_policies_aside()
+        self.set_unreadable_weights_aside()
         self.set_future_aside(step)
         complete = self.check_rounds(step)
         self.check_evaluations()
-        for version in self.policies_needed(step, complete):
+        unscored = self.unscored()
+        for version in self.policies_needed(step, complete, unscored):
             if not self.check_policy(version, step):
                 return self.restore()  # from the older checkpoint that makes it again
+        for snapshot in sorted(snapshot for snapshot in unscored.steps if snapshot <= step):
+            if not self.check_snapshot(snapshot, step):
+                return self.restore()
         return self.notes
 
     def newest_good_checkpoint(self) -> int:
@@ -55,20 +75,26 @@ class Order:
         return 0
 
     def set_future_aside(self, step: int) -> None:
-        """Policies of steps that are to be trained again, and the rounds they sampled."""
+        """Policies and snapshots of steps that are to be trained again, and the rounds that the policies sampled."""
         for version in (v for v in self.run.policy_versions() if v * self.steps_per_round > step):
             reason = f"Step {version * self.steps_per_round} is trained again, so policy {version} is made anew"
             for index in self.run.round_indices():
                 if self.policy_of_round(index) == version and not self.run.round(index).is_imported():
                     self._set_aside(self.run.round(index).path, reason)
             self._set_aside(self.run.policy_path(version), reason)
+        for snapshot in (s for s in self.run.snapshot_steps() if s > step):
+            self._set_aside(self.run.snapshot_path(snapshot), f"Step {snapshot} is trained again")
 
-    def set_unreadable_policies_aside(self) -> None:
-        for version in self.run.policy_versions():
+    def set_unreadable_weights_aside(self) -> None:
+        paths = [
+            *map(self.run.policy_path, self.run.policy_versions()),
+            *map(self.run.snapshot_path, self.run.snapshot_steps()),
+        ]
+        for path in paths:
             try:
-                self.run.policy(version)
+                sealed_weights(path, None)
             except StoreError as error:
-                self._set_aside(self.run.policy_path(version), error)
+                self._set_aside(path, error)
 
     def check_rounds(self, step: int) -> set[int]:
         """Sets damaged shards that training has yet to read aside; returns the rounds that have all of theirs."""
@@ -90,9 +116,8 @@ class Order:
         return complete
 
     def check_evaluations(self) -> None:
-        for version in numbered_folders(self.run.path / "evaluations"):
-            if self.run.evaluation(version).is_open():
-                self._checked(self.run.evaluation(version), first_shard=0)
+        for folder in self.run.scored_rounds():
+            self._checked(folder, first_shard=0)
 
     def _checked(self, folder: RoundFolder, first_shard: int) -> Round | None:
         """The round, its damaged shards set aside; None where its description had to be set aside too."""
@@ -105,26 +130,37 @@ class Order:
             self._set_aside(folder.path / "round.json", error)
             return None
 
-    def policies_needed(self, step: int, complete: set[int]) -> list[int]:
+    def policies_needed(self, step: int, complete: set[int], unscored: Unscored) -> list[int]:
         """Those that training has reached and that a round or an evaluation still has to be sampled from."""
         first = step // self.steps_per_round
         to_sample = {first, first + 1, *self.run.round_indices()} - complete
         versions = {self.policy_of_round(index) for index in to_sample if first <= index < self.num_rounds}
-        versions |= {version for version in (0, self.num_rounds) if not self.run.is_evaluated(version)}
+        versions |= unscored.versions
         return sorted(version for version in versions if version * self.steps_per_round <= step)
 
     def check_policy(self, version: int, step: int) -> bool:
-        """Sets a damaged policy aside, and with it the checkpoints that are past it: False where there were some."""
+        """See `_check_weights`."""
         path, maker = self.run.policy_path(version), version * self.steps_per_round
+        return self._check_weights(f"Policy {version}", path, partial(self.run.policy, version), maker, step)
+
+    def check_snapshot(self, snapshot: int, step: int) -> bool:
+        """See `_check_weights`."""
+        path = self.run.snapshot_path(snapshot)
+        return self._check_weights(f"Snapshot {snapshot}", path, partial(self.run.snapshot, snapshot), snapshot, step)
+
+    def _check_weights(
+        self, name: str, path: Path, find: Callable[[], PolicyRef | None], maker: int, step: int
+    ) -> bool:
+        """Sets damaged weights aside, and with them the checkpoints that are past them: False where there were some."""
         try:
-            policy = self.run.policy(version)
+            policy = find()
             if policy is None:
                 raise StoreError(f"{path} is missing")
             self.run.verified_policy_path(policy)
         except StoreError as error:
             if path.exists():
                 self._set_aside(path, error)
-            if version == 0 or maker == step:
+            if maker in (0, step):
                 return True  # made again from the model, or from the weights the trainer resumes with
             if maker not in self.run.checkpoint_steps():
                 raise StoreError(
@@ -132,7 +168,7 @@ class Order:
                     f"Restore {path} from a copy, or start a new run_dir."
                 ) from error
             for later in (s for s in self.run.checkpoint_steps() if s > maker):
-                self._set_aside(self.run.checkpoint_path(later), f"Policy {version} is made again from step {maker}")
+                self._set_aside(self.run.checkpoint_path(later), f"{name} is made again from step {maker}")
             return False
         return True
 
@@ -169,6 +205,7 @@ def put_in_order(
     shards_per_round: int,
     num_rounds: int,
     policy_of_round: Callable[[int], int],
+    unscored: Callable[[], Unscored],
 ) -> list[str]:
     """See `Order.restore`."""
-    return Order(run, steps_per_round, shards_per_round, num_rounds, policy_of_round).restore()
+    return Order(run, steps_per_round, shards_per_round, num_rounds, policy_of_round, unscored).restore()

@@ -189,6 +189,15 @@ class RoundFolder:
             },
         )
 
+    def is_complete_of(self, policy: PolicyRef | None) -> bool:
+        """Whether the round is sealed, and of these very weights."""
+        return self.is_sealed() and self.load().policy == policy
+
+    def set_aside_unless_of(self, policy: PolicyRef | None) -> None:
+        """Moves a round of other weights out of the way of a new one."""
+        if policy is not None and self.is_open() and self.load().policy != policy:
+            move_aside(self.path)
+
     def is_sealed(self) -> bool:
         """Whether the round was declared complete, and still has all of its shards."""
         if not (self.path / SEAL).exists() or not self.is_open():

@@ -5,6 +5,9 @@ policies/000003/      a plain Hugging Face model folder, its probe and `sealed.j
 rounds/000003/        the groups that policy sampled (see `oapl.store.rounds`)
 checkpoints/000150/   the trainer's exact state after 150 steps
 evaluations/000003/   held-out problems, answered by policy 3
+snapshots/000050/     with a selection: the weights after 50 steps, as a policy's folder
+validations/000050/   the problems to choose by, answered by them
+selected/000050/      the problems of the evaluations, answered by the snapshot that was chosen
 logs/                 what each process printed
 """
 
@@ -23,7 +26,6 @@ from oapl.store.files import (
     Lock,
     digest_bytes,
     fsync,
-    move_aside,
     numbered_folders,
     read_json,
     storing,
@@ -67,22 +69,18 @@ class RunFolder:
         return self.path / "policies" / f"{version:06d}"
 
     def policy_versions(self) -> list[int]:
-        return [v for v in numbered_folders(self.path / "policies") if (self.policy_path(v) / SEAL).exists()]
+        return sealed_folders(self.path / "policies")
 
     def policy(self, version: int) -> PolicyRef | None:
         """The sealed policy, or None while there is none."""
-        path = self.policy_path(version)
-        if not (path / SEAL).exists():
-            return None
-        seal = read_json(path / SEAL, "step", "files")
-        return PolicyRef(version, seal["step"], weights_digest(seal["files"]))
+        return sealed_weights(self.policy_path(version), version)
 
     def has_policy(self, version: int) -> bool:
         return self.policy(version) is not None
 
     def verified_policy_path(self, policy: PolicyRef) -> Path:
-        """Where the policy lies, once every file matched its seal. Raises StoreError where one does not."""
-        path = self.policy_path(policy.version)
+        """Where a policy or snapshot lies, once every file matched its seal. Raises StoreError where one does not."""
+        path = self.snapshot_path(policy.step) if policy.version is None else self.policy_path(policy.version)
         seal = verify_sealed_folder(path)
         if (found := weights_digest(seal["files"])) != policy.digest:
             raise StoreError(
@@ -99,6 +97,23 @@ class RunFolder:
         assert policy is not None
         return policy
 
+    # Snapshots
+
+    def snapshot_path(self, step: int) -> Path:
+        return self.path / "snapshots" / f"{step:06d}"
+
+    def snapshot_steps(self) -> list[int]:
+        return sealed_folders(self.path / "snapshots")
+
+    def snapshot(self, step: int) -> PolicyRef | None:
+        """The sealed weights after `step` steps, or None while there are none. Those after none are policy 0."""
+        return sealed_weights(self.snapshot_path(step), None) if step > 0 else self.policy(0)
+
+    def publish_snapshot(self, step: int, write: Callable[[Path], None]) -> None:
+        """Seals a snapshot, or finds it sealed already."""
+        if self.snapshot(step) is None:
+            write_sealed_folder(self.snapshot_path(step), {"step": step}, write)
+
     # Rounds
 
     def round(self, index: int) -> RoundFolder:
@@ -111,16 +126,30 @@ class RunFolder:
         """The held-out round that a policy sampled."""
         return RoundFolder(self.path / "evaluations" / f"{version:06d}")
 
-    def set_stale_evaluation_aside(self, version: int) -> None:
-        """Moves an evaluation of other weights out of the way of a new one."""
-        folder, policy = self.evaluation(version), self.policy(version)
-        if policy is not None and folder.is_open() and folder.load().policy != policy:
-            move_aside(folder.path)
-
     def is_evaluated(self, version: int) -> bool:
         """Whether the evaluation of the policy, as it is now, is complete."""
-        folder = self.evaluation(version)
-        return folder.is_sealed() and folder.load().policy == self.policy(version)
+        return self.evaluation(version).is_complete_of(self.policy(version))
+
+    def validation(self, step: int) -> RoundFolder:
+        """The round of validation problems that a snapshot sampled."""
+        return RoundFolder(self.path / "validations" / f"{step:06d}")
+
+    def is_validated(self, step: int) -> bool:
+        """Whether the validation of the snapshot, as it is now, is complete."""
+        return self.validation(step).is_complete_of(self.snapshot(step))
+
+    def selected(self, step: int) -> RoundFolder:
+        """The held-out round that a chosen snapshot sampled; policy 0 has that of its evaluation."""
+        return RoundFolder(self.path / "selected" / f"{step:06d}") if step > 0 else self.evaluation(0)
+
+    def scored_rounds(self) -> list[RoundFolder]:
+        """Every round that was sampled to score some weights, and not to train on."""
+        return [
+            folder
+            for kind in ("evaluations", "validations", "selected")
+            for number in numbered_folders(self.path / kind)
+            if (folder := RoundFolder(self.path / kind / f"{number:06d}")).is_open()
+        ]
 
     # Checkpoints
 
@@ -128,7 +157,7 @@ class RunFolder:
         return self.path / "checkpoints" / f"{step:06d}"
 
     def checkpoint_steps(self) -> list[int]:
-        return [s for s in numbered_folders(self.path / "checkpoints") if (self.checkpoint_path(s) / SEAL).exists()]
+        return sealed_folders(self.path / "checkpoints")
 
     def write_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
         if not (self.checkpoint_path(step) / SEAL).exists():
@@ -170,6 +199,19 @@ class RunFolder:
                 continue
             records[record["step"]] = record
         return [records[step] for step in sorted(records)]
+
+
+def sealed_folders(parent: Path) -> list[int]:
+    """The numbers of the sealed folders in `parent`, rising."""
+    return [number for number in numbered_folders(parent) if (parent / f"{number:06d}" / SEAL).exists()]
+
+
+def sealed_weights(path: Path, version: int | None) -> PolicyRef | None:
+    """The weights in a sealed folder, or None where there is no seal."""
+    if not (path / SEAL).exists():
+        return None
+    seal = read_json(path / SEAL, "step", "files")
+    return PolicyRef(version, seal["step"], weights_digest(seal["files"]))
 
 
 def weights_digest(files: Mapping[str, str]) -> str:

@@ -17,7 +17,10 @@ from oapl.types import Prompt, Split
 
 LARGEST_RESULT = 99
 HELD_OUT_SHARE = 8
-"""One problem in this many belongs to the evaluation split, by a hash of the problem itself."""
+"""One problem in this many is held out from training, by a hash of the problem itself."""
+
+VALIDATION_SHARE = 4
+"""Of the held-out problems, one in this many belongs to the validation split, the others to the evaluation split."""
 
 MAX_TRIES = 10_000
 """Draws after which a split is taken to have no problems."""
@@ -25,7 +28,6 @@ MAX_TRIES = 10_000
 STEP = re.compile(r"\s*(\d{1,99})\s*([-+*/])\s*(\d{1,99})\s*=\s*(\d{1,99})\s*")
 """Bounded, since Python refuses to read numbers of thousands of digits, and a model may write them."""
 
-SPLITS: tuple[Split, ...] = ("train", "evaluation")
 Step = tuple[int, str, int, int]
 
 
@@ -70,10 +72,12 @@ def prompt_text(numbers: Sequence[int], target: int) -> str:
     return f"use {' '.join(map(str, numbers))} make {target}\n"
 
 
-def is_held_out(numbers: Sequence[int], target: int) -> bool:
-    """Whether a problem belongs to the evaluation split, whatever the order of its numbers."""
-    key = f"{sorted(numbers)} {target}".encode()
-    return zlib.crc32(key) % HELD_OUT_SHARE == 0
+def split_of(numbers: Sequence[int], target: int) -> Split:
+    """The one split that a problem belongs to, whatever the order of its numbers."""
+    held_out, rest = divmod(zlib.crc32(f"{sorted(numbers)} {target}".encode()), HELD_OUT_SHARE)
+    if rest != 0:
+        return "train"
+    return "validation" if held_out % VALIDATION_SHARE == 0 else "evaluation"
 
 
 def reaches_target(completion: str, numbers: Sequence[int], target: int) -> bool:
@@ -107,29 +111,29 @@ class Countdown:
         if not 2 <= largest_number <= LARGEST_RESULT:
             raise TaskError(f"task.args: countdown needs 2 <= largest_number <= 99, got {largest_number}")
         self.min_numbers, self.max_numbers, self.largest_number = min_numbers, max_numbers, largest_number
-        for split in SPLITS:
-            self.prompt(split, 0)
+        self.prompt("train", 0)
+        self.prompt("evaluation", 0)
 
     def num_prompts(self, split: Split) -> None:
         return None
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        numbers, chain = self.problem(random.Random(f"{split}/{index}"), held_out=split == "evaluation")
+        numbers, chain = self.problem(random.Random(f"{split}/{index}"), split)
         target = chain[-1][3]
         return Prompt(f"{split}/{index}", prompt_text(numbers, target), {"numbers": numbers, "target": target})
 
-    def problem(self, rng: random.Random, *, held_out: bool) -> tuple[list[int], list[Step]]:
+    def problem(self, rng: random.Random, split: Split) -> tuple[list[int], list[Step]]:
         """Numbers, and a chain whose last result is the target, from the split asked for. Raises TaskError if empty."""
         for _ in range(MAX_TRIES):
             count = rng.randint(self.min_numbers, self.max_numbers)
             numbers = [rng.randint(1, self.largest_number) for _ in range(count)]
             chain = random_chain(rng, numbers)
             target = chain[-1][3]
-            if target > 0 and is_held_out(numbers, target) == held_out:
+            if target > 0 and split_of(numbers, target) == split:
                 return numbers, chain
         raise TaskError(
             f"task.args: {self.min_numbers} to {self.max_numbers} numbers up to {self.largest_number} make too few "
-            f"problems for a held-out part. Raise max_numbers or largest_number."
+            f"problems for the {split} split. Raise max_numbers or largest_number."
         )
 
     def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oapl.config import TaskConfig
+from oapl.config import DATASET_SUFFIXES, TaskConfig
 from oapl.errors import GradingError, TaskError
 from oapl.tasks.worker import FunctionWorker
 from oapl.types import Prompt, Split
@@ -40,6 +40,10 @@ class DatasetTask:
                     f"Add rows, or name a held-out file as task.eval_dataset."
                 )
             self._rows["evaluation"], self._rows["train"] = hold_out(self._rows["train"])
+        if config.validation_dataset is not None:
+            self._rows["validation"] = load_rows(
+                config.validation_dataset, config.validation_split, "task.validation_dataset"
+            )
         self._worker = FunctionWorker(config.reward_func, config.reward_timeout_s)
 
     def num_prompts(self, split: Split) -> int:
@@ -124,7 +128,7 @@ def load_rows(source: str, split: str, setting: str) -> Any:
     path = Path(source)
     datasets.disable_progress_bars()
     try:
-        if path.suffix in (".jsonl", ".json", ".parquet"):
+        if path.suffix in DATASET_SUFFIXES:
             if not path.is_file():
                 raise TaskError(f"{setting} = {source!r}: there is no such file.")
             if path.stat().st_size == 0:

@@ -10,12 +10,12 @@ from typing import Any
 from oapl.errors import TaskError
 from oapl.tasks.dataset import checked_rewards
 from oapl.tasks.worker import FunctionWorker
-from oapl.types import Prompt, Split
+from oapl.types import Prompt, Split, split_and_index
 
-SEEDS: dict[Split, int] = {"train": 0, "evaluation": 1_000_003}
+SEEDS: dict[Split, int] = {"train": 0, "validation": 1_100_003, "evaluation": 1_000_003}
 """reasoning-gym draws problem i from seed + i, so the splits share no draw. Where a dataset knows few different
-problems, the same ones still turn up in both."""
-SIZES: dict[Split, int] = {"train": 10_000, "evaluation": 1_000}
+problems, the same ones still turn up in several."""
+SIZES: dict[Split, int] = {"train": 10_000, "validation": 1_000, "evaluation": 1_000}
 MAX_SIZE = 1_000_000
 
 
@@ -28,23 +28,31 @@ class ReasoningGymTask:
         if not (isinstance(self._sizes["train"], int) and 1 <= self._sizes["train"] <= MAX_SIZE):
             raise TaskError(f"task.args: size = {self._sizes['train']!r} must be between 1 and {MAX_SIZE:,}.")
         self.verifier = f"reasoning_gym:{dataset}/{version()}"
-        self._sources = {split: make_dataset(dataset, self._args, SEEDS[split], self._sizes[split]) for split in SEEDS}
+        self._sources: dict[Split, Any] = {}
+        self._source("train")
+        self._source("evaluation")
         self._worker = FunctionWorker("oapl.tasks.gym:score_all", timeout_s)
 
     def num_prompts(self, split: Split) -> int:
         return self._sizes[split]
 
+    def _source(self, split: Split) -> Any:
+        """A split's problems. Some datasets make all of them at once, so those that nothing asks for are not made."""
+        if split not in self._sources:
+            self._sources[split] = make_dataset(self._dataset, self._args, SEEDS[split], self._sizes[split])
+        return self._sources[split]
+
     def prompt(self, split: Split, index: int) -> Prompt:
-        return Prompt(f"{split}/{index}", self._sources[split][index]["question"])
+        return Prompt(f"{split}/{index}", self._source(split)[index]["question"])
 
     def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
-        split: Split = "train" if prompt.id.startswith("train/") else "evaluation"
+        split, index = split_and_index(prompt.id)
         values = self._worker.call(
             dataset=self._dataset,
             args=self._args,
             seed=SEEDS[split],
             size=self._sizes[split],
-            index=int(prompt.id.partition("/")[2]),
+            index=index,
             completions=list(completions),
         )
         return checked_rewards(values, len(completions), self.verifier)
