@@ -12,7 +12,15 @@ import pytest
 
 from helpers import make_completion, make_group, make_round, make_shard
 from oapl import evaluation
-from oapl.evaluation import Scores, best_step, bootstrap_interval, differences, pass_at_k, read_scores
+from oapl.evaluation import (
+    Scores,
+    best_step,
+    bootstrap_interval,
+    bootstrap_over_seeds,
+    differences,
+    pass_at_k,
+    read_scores,
+)
 from oapl.store import RoundFolder
 from oapl.types import FailedGroup, PolicyRef
 
@@ -99,6 +107,40 @@ def test_constant_values_have_an_interval_of_no_width():
 def test_the_same_values_always_have_the_same_interval():
     values = np.random.default_rng(0).uniform(size=50)
     assert bootstrap_interval(values) == bootstrap_interval(values)
+
+
+# Intervals over seeds and problems
+
+
+def test_an_interval_over_seeds_and_problems_has_the_spread_of_both():
+    # x_sq = a_s + b_q with 100 seeds of a = +-0.1 and 400 problems of b = 0 or 1. Seeds and problems are drawn on their
+    # own, so the mean of a resample has the variance 0.1^2 / 100 + 0.5^2 / 400: the spread of the problems is not
+    # divided by the number of seeds, since all seeds answer the same problems.
+    a_S, b_Q = np.array([-0.1, 0.1] * 50), np.array([0.0, 1.0] * 200)
+    ((mean, low, high),) = bootstrap_over_seeds((a_S[:, None] + b_Q)[None])
+    half_width = 1.96 * np.sqrt(0.01 / 100 + 0.25 / 400)
+    assert mean == pytest.approx(0.5)
+    assert low == pytest.approx(0.5 - half_width, abs=0.005)
+    assert high == pytest.approx(0.5 + half_width, abs=0.005)
+
+
+def test_two_seeds_that_disagree_everywhere_have_the_widest_interval():
+    # A resample draws (0, 0), (0, 1), (1, 0) or (1, 1): a quarter of the means is 0, a quarter is 1, more than 2.5 %.
+    values_SQ = np.array([np.zeros(9), np.ones(9)])
+    assert bootstrap_over_seeds(values_SQ[None])[0] == pytest.approx((0.5, 0.0, 1.0), abs=1e-12)
+
+
+def test_seeds_that_agree_are_worth_one_seed():
+    # The problems alone spread: 16 of sd 1/2 give a half-width of 1.96 / 8, for one seed as for ten.
+    values_Q = np.array([0.0, 1.0] * 8)
+    one, ten = (bootstrap_over_seeds(np.tile(values_Q, (1, num_seeds, 1)))[0] for num_seeds in (1, 10))
+    for _, low, high in (one, ten):
+        assert (high - low) / 2 == pytest.approx(1.96 / 8, abs=0.035)  # means come in steps of 1/16
+
+
+def test_each_k_has_the_interval_that_it_has_alone():
+    values_KSQ = np.random.default_rng(0).uniform(size=(3, 2, 5))
+    assert bootstrap_over_seeds(values_KSQ) == [bootstrap_over_seeds(values_KSQ[k : k + 1])[0] for k in range(3)]
 
 
 # Scores and their differences

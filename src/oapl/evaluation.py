@@ -1,6 +1,6 @@
 """pass@k with intervals, from an evaluation's stored groups.
 
-Shapes: Q problems, n samples of each, c of them correct.
+Shapes: Q problems, n samples of each, c of them correct; S seeds of a run, K values of k.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from oapl.store import RoundFolder
 from oapl.types import PolicyRef, Shard
 
 NUM_RESAMPLES = 10_000
+CHUNK = 1_000
+"""Resamples drawn at once."""
 Interval = tuple[float, float, float]
 """Mean, and the lower and upper end of its 95 % interval."""
 
@@ -46,6 +48,27 @@ def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
     means = [rng.multinomial(len(values), equal) @ values / len(values) for _ in range(NUM_RESAMPLES)]
     low, high = np.percentile(means, [2.5, 97.5])
     return float(values.mean()), float(low), float(high)
+
+
+def bootstrap_over_seeds(values_KSQ: NDArray[np.float64], seed: int = 0) -> list[Interval]:
+    """For each k the mean over seeds and problems, and its 95 % percentile interval over both.
+
+    A resample draws seeds, then problems, with replacement. The seeds answer the same problems, so all seeds drawn
+    share one draw of problems: what is hard for one seed is hard for the others, and more seeds do not average that
+    away.
+    """
+    _, num_seeds, num_problems = values_KSQ.shape
+    rng = np.random.default_rng(seed)
+    equal_S, equal_Q = np.full(num_seeds, 1 / num_seeds), np.full(num_problems, 1 / num_problems)
+    resampled = []
+    for start in range(0, NUM_RESAMPLES, CHUNK):
+        count = min(CHUNK, NUM_RESAMPLES - start)  # R resamples at once
+        seeds_RS = rng.multinomial(num_seeds, equal_S, count) / num_seeds
+        problems_RQ = rng.multinomial(num_problems, equal_Q, count) / num_problems
+        resampled.append((problems_RQ @ values_KSQ.transpose(0, 2, 1) * seeds_RS).sum(-1))
+    low_K, high_K = np.percentile(np.concatenate(resampled, axis=-1), [2.5, 97.5], axis=-1)
+    means_K = values_KSQ.mean((1, 2))
+    return [(float(mean), float(low), float(high)) for mean, low, high in zip(means_K, low_K, high_K, strict=True)]
 
 
 @dataclass(frozen=True)
