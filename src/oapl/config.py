@@ -370,7 +370,7 @@ def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recip
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    merged = _merge(_without_replaced_loss(values, overrides or {}), overrides or {})
+    merged = merge(_without_replaced_loss(values, overrides or {}), overrides or {})
     try:
         return Recipe(**merged)
     except ValidationError as error:
@@ -384,6 +384,15 @@ def dump_recipe(recipe: Recipe) -> str:
     return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
 
 
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top, section by section."""
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        merged[key] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
 def may_change(key: str) -> bool:
     """Whether a resumed run may have another value of a setting, named as `section.key`."""
     return key.startswith(MAY_CHANGE)
@@ -391,12 +400,17 @@ def may_change(key: str) -> bool:
 
 def differences(stored: Recipe, asked: Recipe) -> list[str]:
     """What a resumed run may not change but `asked` does, as `key: stored -> asked`."""
+    return [text for key, text in all_differences(stored, asked).items() if not may_change(key)]
+
+
+def all_differences(stored: Recipe, asked: Recipe) -> dict[str, str]:
+    """Every setting that `asked` changes, as `key: stored -> asked`, by its key."""
     old, new = _flatten(stored.model_dump()), _flatten(asked.model_dump())
-    return [
-        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+    return {
+        key: f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not may_change(key)
-    ]
+        if old.get(key) != new.get(key)
+    }
 
 
 def setting_names(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
@@ -431,14 +445,6 @@ def nearest_setting(name: str) -> str | None:
 def command_line_source(parser: Any) -> CliSettingsSource[Any]:
     """Adds every setting to an argparse parser as `--section.key`; called with `args=`, holds what was given."""
     return CliSettingsSource(Recipe, root_parser=parser, cli_parse_none_str="none")
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        inner = merged.get(key)
-        merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _without_replaced_loss(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +19,7 @@ from oapl.crew import Crew
 from oapl.errors import ConfigError, StoreError
 from oapl.evaluation import best_step, read_scores
 from oapl.guard import Guard
+from oapl.processes import stop_on_signal
 from oapl.progress import Progress
 from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, Unscored, put_in_order
@@ -149,7 +148,12 @@ def check_fits(recipe: Recipe, folder: RoundFolder) -> None:
 
 
 def check_same_run(recipe: Recipe, run: RunFolder) -> None:
-    """Raises ConfigError where the folder holds a run that this recipe would change."""
+    """Raises ConfigError where the folder holds a run that this recipe would change, or the rest of one."""
+    if run.is_pruned():
+        raise ConfigError(
+            f"{run.path} holds the results of a run whose rounds and policies were removed once it had ended "
+            f"({run.pruned_path.name} lists them), so it cannot be continued. Choose another run_dir for a new run."
+        )
     if not run.round_indices() and not run.policy_versions():
         return  # nothing was made with whatever settings
     if not run.config_path.exists():
@@ -300,21 +304,8 @@ def summarize_evaluation(recipe: Recipe, folder: RoundFolder) -> dict[str, Any]:
 @contextmanager
 def stoppable(progress: Progress) -> Iterator[Events]:
     """Ctrl-C or SIGTERM lets the work at hand end well, then raises KeyboardInterrupt; a second one does so at once."""
-    stop = threading.Event()
-
-    def ask(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stop_on_signal() as stop:
         yield Events(stop.is_set, progress.step, progress.shard)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if stop.is_set():
-        raise KeyboardInterrupt
 
 
 # One process

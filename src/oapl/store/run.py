@@ -9,6 +9,8 @@ snapshots/000050/     with a selection: the weights after 50 steps, as a policy'
 validations/000050/   the problems to choose by, answered by them
 selected/000050/      the problems of the evaluations, answered by the snapshot that was chosen
 logs/                 what each process printed
+collapse.json         at which step and why a guard ended the run, where one did
+pruned.json           what was removed once the run had ended, where it was
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ from oapl.store.files import (
     read_json,
     storing,
     verify_sealed_folder,
+    write_json,
     write_sealed_folder,
 )
 from oapl.store.rounds import RoundFolder
 from oapl.types import PolicyRef
+
+LARGE = ("rounds", "policies", "checkpoints", "snapshots")
+"""The folders of a run that only continuing it, or looking into it, needs."""
 
 
 class RunFolder:
@@ -58,6 +64,10 @@ class RunFolder:
     def collapse_path(self) -> Path:
         """Written when the guard stops the run: `step`, `reason`, `best_policy`, `advice`."""
         return self.path / "collapse.json"
+
+    @property
+    def pruned_path(self) -> Path:
+        return self.path / "pruned.json"
 
     def lock(self, role: str) -> Lock:
         """Held for as long as this process plays `role` on the run. Raises StoreError where another one does."""
@@ -170,6 +180,21 @@ class RunFolder:
         with storing(path):
             path.rename(leftover)
             shutil.rmtree(leftover)
+
+    # What may go once a run has ended
+
+    def is_pruned(self) -> bool:
+        return self.pruned_path.exists()
+
+    def prune(self) -> None:
+        """Removes all but the results. The note of it comes first, so that a crash leaves nothing that seems whole;
+        done again, it removes what is left."""
+        if not self.is_pruned():
+            write_json(self.pruned_path, {"removed": list(LARGE)})
+        for path in (self.path / name for name in LARGE):
+            with storing(path):
+                if path.exists():
+                    shutil.rmtree(path)
 
     # Metrics
 
