@@ -51,6 +51,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     sample.add_argument("recipe", type=Path, help="a TOML recipe")
     sample.add_argument("--run_dir", type=Path, help="the run's folder; runs/<recipe> by default")
 
+    study = add_command(commands, "study", study_command, "runs of several settings and seeds", settings=False)
+    study.add_argument("study", type=Path, help="a TOML study: a recipe, methods, a grid, seeds")
+    study.add_argument("--study_dir", type=Path, help="the study's folder; runs/studies/<study> by default")
+    study.add_argument("--num_workers", type=int, help="runs side by side; by default one a core")
+
     evaluate = add_command(commands, "eval", eval_command, "pass@k of a model, or of a run's policy")
     evaluate.add_argument("target", help="a run folder, a model folder, a hub name or builtin:countdown")
     evaluate.add_argument("recipe", type=Path, nargs="?", help="for a model: the recipe that names the task")
@@ -140,6 +145,16 @@ def sample_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) 
         version = recipe.policy_of_round(waiting)
         console.print(f"round {waiting} waits for policy {version}: `oapl train {arguments.recipe}` makes it")
     return 0
+
+
+def study_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
+    from rich.console import Console
+
+    from oapl.study import load_study, run_study
+
+    study = load_study(arguments.study)
+    folder = arguments.study_dir or Path("runs") / "studies" / arguments.study.stem
+    return 0 if run_study(study, folder, arguments.num_workers, Console()) else 1
 
 
 def eval_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
