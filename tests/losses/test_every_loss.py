@@ -9,8 +9,9 @@ import math
 
 import pytest
 import torch
-from loss_examples import COUNTS, EVERY_LOSS, LossFunction, random_batch, select, value_and_gradient
 from torch import Tensor
+
+from loss_examples import COUNTS, EVERY_LOSS, LossFunction, random_batch, select, value_and_gradient
 
 NAN, INF = math.nan, math.inf
 

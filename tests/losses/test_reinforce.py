@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loss_examples import COUNTS, random_batch, reinforce, value_and_gradient
 from torch import tensor
 
+from loss_examples import COUNTS, random_batch, reinforce, value_and_gradient
 from oapl.losses import reinforce_loss
 
 
