@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from oapl.config import Recipe, may_change
@@ -17,24 +18,34 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def settings() -> str:
-    """One table a section, in the order of the recipe."""
+    """One table a section, in the order of the recipe; where a section has kinds, one table a kind."""
     schema = Recipe.model_json_schema()
-    tables = [table("", {"seed": schema["properties"]["seed"]}, required=())]
+    tables = [table("The run", "", {"seed": schema["properties"]["seed"]}, required=())]
     for section, value in schema["properties"].items():
-        if section != "seed":
-            definition = schema["$defs"][reference(value).rpartition("/")[2]]
-            tables.append(table(section, definition["properties"], required=definition.get("required", ())))
+        definitions = [schema["$defs"][name] for name in definition_names(value)]
+        for definition in definitions:
+            fields = definition["properties"]
+            heading = f'{section}, kind = "{fields["kind"]["const"]}"' if len(definitions) > 1 else section
+            if {"type": "null"} in value.get("anyOf", []):
+                heading += " (may be left out)"
+            tables.append(table(heading, section, fields, required=definition.get("required", ())))
     return "\n".join(tables)
 
 
-def reference(section: dict[str, Any]) -> str:
-    """Where the schema describes a section; an optional one is any of it and null."""
-    options = [section, *section.get("allOf", ()), *section.get("anyOf", ())]
-    return str(next(option["$ref"] for option in options if "$ref" in option))
+def definition_names(value: dict[str, Any]) -> list[str]:
+    """The definitions that a property of the schema refers to: none for a plain value, several for a union."""
+    if "$ref" in value:
+        return [value["$ref"].rpartition("/")[2]]
+    return [
+        name
+        for key in ("allOf", "anyOf", "oneOf")
+        for option in value.get(key, ())
+        for name in definition_names(option)
+    ]
 
 
-def table(section: str, fields: dict[str, Any], required: Any) -> str:
-    lines = [f"### {section}\n"] if section else ["### The run\n"]
+def table(heading: str, section: str, fields: dict[str, Any], required: Any) -> str:
+    lines = [f"### {heading}\n"]
     lines += ["| key | default | values | meaning | resume |", "|---|---|---|---|---|"]
     for key, field in fields.items():
         default = "required" if key in required else f"`{as_toml(field.get('default'))}`"
@@ -45,6 +56,8 @@ def table(section: str, fields: dict[str, Any], required: Any) -> str:
 
 def as_toml(value: Any) -> str:
     """A default as one would write it in a recipe; `none` for a setting that is left out."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, -inf, nan: TOML's words, which JSON lacks
     return "none" if value is None else json.dumps(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import tomllib
@@ -289,6 +290,13 @@ def test_a_recipe_in_another_encoding_is_told(tmp_path: Path):
             "--trainer.num_steps: num_steps = 120 must be a multiple of weight_sync_steps",
         ),
         (["--tracking.report_to", '["mlflow"]'], "--tracking.report_to.0 = 'mlflow': input should be 'tensorboard'"),
+        (
+            ["--loss.kind", "ppo"],
+            "--loss.kind = 'ppo' is not a loss; there are 'oapl', 'grpo', 'grpo_plus', 'reinforce'.",
+        ),
+        (["--loss.epsilon", "0.3"], "--loss.epsilon is a setting of another loss.kind than 'oapl'."),
+        (["--loss.kind", "grpo", "--loss.beta2", "1"], "--loss.beta2 is a setting of another loss.kind than 'grpo'."),
+        (["--loss", "3"], "--loss = 3: input should be a valid dictionary"),
         (["--launch.kind", "ray"], "--launch.kind = 'ray': input should be 'processes' or 'inline'"),
     ],
 )
@@ -384,6 +392,92 @@ def test_a_recipe_cannot_be_changed_once_made(write: WriteRecipe):
     recipe = load_recipe(write(RECIPE))
     with pytest.raises(ValidationError, match="frozen"):
         recipe.seed = 8
+
+
+# One of several losses
+
+LOSSES = {
+    "": ("oapl", {"beta1": 1.0, "beta2": 1e-3, "leave_one_out": False, "rescale": False}),
+    'kind = "oapl"\nbeta1 = inf\nleave_one_out = true': ("oapl", {"beta1": math.inf, "leave_one_out": True}),
+    'kind = "grpo"': ("grpo", {"epsilon": 0.2, "importance_sampling": "none", "loss_type": "dapo"}),
+    'kind = "grpo"\nimportance_sampling = "token_mask"': ("grpo", {"importance_sampling": "token_mask"}),
+    'kind = "grpo_plus"': ("grpo_plus", {}),
+    'kind = "reinforce"': ("reinforce", {}),
+}
+
+
+@pytest.mark.parametrize(("section", "expected"), LOSSES.items(), ids=lambda value: str(value).replace("\n", " "))
+def test_a_loss_of_every_kind_is_read_and_reads_back_the_same(
+    write: WriteRecipe, tmp_path: Path, section: str, expected: tuple[str, dict[str, object]]
+):
+    recipe = load_recipe(write(RECIPE.replace("beta1 = 5.0\nbeta2 = 0.1", section)))
+    kind, settings = expected
+    assert recipe.loss.kind == kind
+    assert settings.items() <= recipe.loss.model_dump().items()
+    dumped = tmp_path / "config.toml"
+    dumped.write_text(dump_recipe(recipe))
+    assert load_recipe(dumped) == recipe
+    assert differences(load_recipe(dumped), recipe) == []
+
+
+def test_another_kind_of_loss_on_the_command_line_replaces_the_file_s_section(
+    write: WriteRecipe, capsys: pytest.CaptureFixture[str]
+):
+    path = write(RECIPE)
+    grpo = dry_run(path, capsys, "--loss.kind", "grpo", "--loss.epsilon", "0.3")["loss"]
+    assert (grpo["kind"], grpo["epsilon"]) == ("grpo", 0.3)
+    assert "beta2" not in grpo
+    assert dry_run(path, capsys, "--loss", '{"kind": "reinforce"}')["loss"] == {"kind": "reinforce"}
+
+
+def test_the_same_kind_of_loss_on_the_command_line_keeps_the_file_s_settings(
+    write: WriteRecipe, capsys: pytest.CaptureFixture[str]
+):
+    loss = dry_run(write(RECIPE), capsys, "--loss.kind", "oapl", "--loss.beta1", "inf")["loss"]
+    assert (loss["beta1"], loss["beta2"]) == (math.inf, 0.1)
+
+
+@pytest.mark.parametrize("key", ["importance_sampling", "scale_rewards"])
+def test_a_choice_called_none_can_be_given_on_the_command_line(
+    write: WriteRecipe, capsys: pytest.CaptureFixture[str], key: str
+):
+    other = {"importance_sampling": "token_mask", "scale_rewards": "group"}[key]
+    path = write(RECIPE.replace("beta1 = 5.0\nbeta2 = 0.1", f'kind = "grpo"\n{key} = "{other}"'))
+    assert dry_run(path, capsys)["loss"][key] == other
+    assert dry_run(path, capsys, f"--loss.{key}", "none")["loss"][key] == "none"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ('kind = "grpo"\nbeta2 = 0.1', ":{}: loss.beta2 is a setting of another loss.kind than 'grpo'."),
+        ("epsilon = 0.2", ":{}: loss.epsilon is a setting of another loss.kind than 'oapl'."),
+        ('kind = "grpo"\nepsilom = 0.2', ":{}: loss.epsilom is not a setting; did you mean loss.epsilon?"),
+        ('kind = "grpo"\nepsilon = 1.5', ":{}: loss.epsilon = 1.5: input should be less than 1."),
+        (
+            'kind = "ppo"',
+            ":{}: loss.kind = 'ppo' is not a loss; there are 'oapl', 'grpo', 'grpo_plus', 'reinforce'.",
+        ),
+    ],
+)
+def test_a_mistaken_loss_is_named_with_its_line(write: WriteRecipe, section: str, message: str):
+    text = RECIPE.replace("beta1 = 5.0\nbeta2 = 0.1", section)
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    assert str(caught.value) == str(path) + message.format(line_number(text, section.splitlines()[-1]))
+
+
+def test_a_loss_that_is_no_table_is_refused(write: WriteRecipe):
+    path = write("loss = 3\n" + RECIPE.replace("[loss]\nbeta1 = 5.0\nbeta2 = 0.1\n", ""))
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    assert f"{path}:1: loss = 3: input should be a valid dictionary" in str(caught.value)
+
+
+def test_a_resumed_run_may_not_change_its_loss(write: WriteRecipe):
+    stored, asked = changed(write(RECIPE), loss={"kind": "reinforce"})
+    assert "loss.kind: 'oapl' -> 'reinforce'" in differences(stored, asked)
 
 
 # What is stored with a run

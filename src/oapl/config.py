@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from oapl.errors import ConfigError
@@ -22,6 +22,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+SaysNone = BeforeValidator(lambda value: "none" if value is None else value)
+"""For a setting with a choice called "none", which the command line would read as None."""
 
 
 class Section(BaseModel):
@@ -126,7 +128,9 @@ class GRPOConfig(Section):
     kind: Literal["grpo"] = Field(description="GRPO against the sampler, at any lag.")
     epsilon: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="Lower clip of the token ratio.")
     epsilon_high: Positive | None = Field(None, description="Upper clip; by default that of epsilon.")
-    importance_sampling: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
+    importance_sampling: Annotated[
+        Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"], SaysNone
+    ] = Field(
         "none", description="Weights in place of the clip: of a token or the whole, capped or dropped beyond the cap."
     )
     importance_sampling_clip_max: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
@@ -135,7 +139,7 @@ class GRPOConfig(Section):
     loss_type: Literal["grpo", "dr_grpo", "dapo"] = Field(
         "dapo", description="Mean over a completion's tokens then completions, over a fixed length, or over all tokens."
     )
-    scale_rewards: Literal["group", "none"] = Field(
+    scale_rewards: Annotated[Literal["group", "none"], SaysNone] = Field(
         "group", description="Divide advantages by the group's standard deviation."
     )
 
@@ -149,7 +153,7 @@ class ReinforceConfig(Section):
 
 
 def _loss_kind(value: Any) -> Any:
-    return value.get("kind", "oapl") if isinstance(value, Mapping) else getattr(value, "kind", None)
+    return value.get("kind", "oapl") if isinstance(value, Mapping) else getattr(value, "kind", "oapl")
 
 
 LossSection = OAPLConfig | GRPOConfig | GRPOPlusConfig | ReinforceConfig
@@ -449,7 +453,8 @@ def command_line_source(parser: Any) -> CliSettingsSource[Any]:
 
 def _without_replaced_loss(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     """A recipe without the settings of its loss, where the overrides name another kind of loss."""
-    kind = overrides.get("loss", {}).get("kind")
+    asked = overrides.get("loss")
+    kind = asked.get("kind") if isinstance(asked, Mapping) else None
     if kind is None or kind == _loss_kind(values.get("loss", {})):
         return values
     return {key: value for key, value in values.items() if key != "loss"}
@@ -470,6 +475,8 @@ def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) 
     location: Sequence[Any] = problem["loc"]
     if location[:1] == ("loss",):
         location = ("loss", *location[2:])  # without the kind, which is no part of a key
+    if problem["type"] == "union_tag_invalid":
+        location = (*location, "kind")
     name = ".".join(str(part) for part in location)
     message = problem["msg"].removeprefix("Value error, ")
     # The checks of a whole section begin their message with the key at fault.
@@ -486,7 +493,7 @@ def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) 
             f"; did you mean {guess}?" if guess else ". `oapl train --help` lists them."
         )
     if problem["type"] == "union_tag_invalid":
-        return f"{where}.kind = {problem['ctx']['tag']!r} is not a loss; there are {problem['ctx']['expected_tags']}."
+        return f"{where} = {problem['ctx']['tag']!r} is not a loss; there are {problem['ctx']['expected_tags']}."
     if problem["type"] == "missing":
         return f"{where} is missing: add it to the recipe."
     if problem["type"] == "value_error":

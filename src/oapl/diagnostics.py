@@ -9,6 +9,7 @@ from torch import Tensor
 
 from oapl.batching import Batch
 from oapl.losses import sequence_log_ratio
+from oapl.objective import Objective
 from oapl.types import Shard
 
 
@@ -33,17 +34,19 @@ class StepTotals:
         self._advantages.append(batch.advantages)
         self._entropies.append(torch.where(batch.mask, entropy, 0.0).sum())
         self._gaps.append(torch.where(batch.mask, (logprobs - batch.sampler_logprobs).abs(), 0.0).sum())
-        self._num_tokens.append(batch.mask.sum())
+        self._num_tokens.append(batch.mask.sum(-1))
         self._num_computed_tokens += batch.ids.numel()
 
-    def metrics(self, success_threshold: float, beta2: float | None) -> dict[str, float]:
+    def metrics(self, success_threshold: float, objective: Objective) -> dict[str, float]:
         """`ratio_right`: the mean of exp(l) over right completions, which estimates by how much the policy's chance of
         a right answer is that of its sampler. `token_gap`: the mean absolute log-ratio of a token; at lag 0 that is how
         far engine and trainer differ.
         """
         log_ratios, rewards = torch.cat(self._log_ratios), torch.cat(self._rewards)
         advantages = torch.cat(self._advantages)
-        num_tokens = torch.stack(self._num_tokens).sum().item()
+        lengths = torch.cat(self._num_tokens)
+        num_tokens = lengths.sum().item()
+        fitted = log_ratios / lengths if objective.per_token_mean else log_ratios
         right = rewards >= success_threshold
         metrics = {name: value.item() for name, value in self._scalars.items()}
         for name, chosen in (
@@ -59,7 +62,7 @@ class StepTotals:
             **metrics,
             "effective_share": effective_share(log_ratios),
             "advantage": advantages.mean().item(),
-            **(fit_metrics(log_ratios, advantages, beta2) if beta2 is not None else {}),
+            **(fit_metrics(fitted, advantages, objective.beta2) if objective.beta2 is not None else {}),
             "entropy": torch.stack(self._entropies).sum().item() / num_tokens,
             "token_gap": torch.stack(self._gaps).sum().item() / num_tokens,
             "num_trained_completions": len(rewards),
@@ -82,8 +85,9 @@ def fit_metrics(log_ratios: Tensor, advantages: Tensor, beta2: float) -> dict[st
     R^2 is 0 where nothing is explained, 1 at a perfect fit, and below 0 where the fit is worse than none; it is left
     out where all advantages are equal.
     """
+    advantages = advantages.double()
     residuals = beta2 * log_ratios.double() - advantages
-    spread = (advantages - advantages.mean()).double().square().mean()
+    spread = (advantages - advantages.mean()).square().mean()
     metrics = {"residual_std": residuals.std(correction=0).item()}
     if spread > 0:
         metrics["r2"] = (1 - residuals.square().mean() / spread).item()

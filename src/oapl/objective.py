@@ -50,6 +50,8 @@ class Objective:
     keeps_completion: Callable[[Completion], bool] = lambda completion: True
     beta2: float | None = None
     """Where the loss is a regression of beta2 * log-ratio onto the advantage."""
+    per_token_mean: bool = False
+    """Whether that log-ratio is the mean of a completion's tokens, not their sum."""
 
 
 def make_objective(config: LossSection) -> Objective:
@@ -90,6 +92,7 @@ def oapl_objective(config: OAPLConfig) -> Objective:
         ),
         keeps_group=lambda group: not config.drop_uniform_groups or group.rewards.min() < group.rewards.max(),
         beta2=config.beta2,
+        per_token_mean=config.per_token_mean,
     )
 
 

@@ -48,7 +48,7 @@ class Trainer:
         if not rows:  # nothing to learn from, and still a step of the schedule
             self.step += 1
             self.consumed.append(digest)
-            return shard_metrics(shard, threshold)
+            return {**shard_metrics(shard, threshold), "num_trained_completions": 0}
         counts = step_counts(rows, self.recipe.sampling.max_completion_length)
         learning_rate = scheduled_learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
@@ -69,7 +69,7 @@ class Trainer:
         self.consumed.append(digest)
         return {
             **shard_metrics(shard, threshold),
-            **totals.metrics(threshold, self.objective.beta2),
+            **totals.metrics(threshold, self.objective),
             "grad_norm": norm.item(),
             "learning_rate": learning_rate,
         }

@@ -62,12 +62,13 @@ def grpo_loss(
     counts are those of the whole optimizer step; `logprobs`, `sampler_logprobs`, `mask` have shape [B, T] and
     `advantages` [B].
 
-    The metric `clip_share` is the share of tokens whose gradient a clip or a cap changed, weighted like the loss.
+    The metric `clip_share` is the share of the step's tokens on which the clip or the cap acts, whatever `loss_type`.
     Raises ValueError where shapes disagree or a setting is out of range.
     """
     check_batch(logprobs, sampler_logprobs, mask, advantages)
     check_count("num_completions", num_completions)
     check_count("num_tokens", num_tokens)
+    check_count("max_completion_length", max_completion_length)
     log_ratio_BT = token_log_ratio(logprobs, sampler_logprobs, mask)
     if importance_sampling == "none":
         high = epsilon if epsilon_high is None else epsilon_high
@@ -80,8 +81,7 @@ def grpo_loss(
         loss_BT = -weight_BT * advantages[:, None] * on_policy_ratio_BT
     scale_B1 = token_scale(mask, loss_type, num_completions, num_tokens, max_completion_length)
     loss = torch.where(mask.bool(), loss_BT * scale_B1, 0.0).sum()
-    clip_share = torch.where(mask.bool(), clipped_BT.float() * scale_B1, 0.0).sum()
-    return loss, {"clip_share": clip_share}
+    return loss, {"clip_share": (clipped_BT & mask.bool()).sum() / num_tokens}
 
 
 def clipped_surrogate(
