@@ -101,7 +101,7 @@ def test_a_run_is_skipped_where_all_entries_of_a_skip_table_match(write_study):
         seeds=[0, 1],
         methods={"a": {}, "b": {"loss.beta2": 1.0}},
         grid={"trainer.weight_sync_steps": [2, 4]},
-        skip=[{"method": "b", "trainer.weight_sync_steps": 2}, {"method": "b", "seed": 1}],
+        skip=[{"method": "b", "trainer.weight_sync_steps": 2}, {"method": ["b", "c"], "seed": 1}],
     )
     names = [cell.name for cell in load_study(path).cells]
     assert names == ["a-2-seed0", "a-2-seed1", "a-4-seed0", "a-4-seed1", "b-4-seed0"]

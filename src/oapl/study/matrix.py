@@ -177,9 +177,9 @@ def check_skip(path: Path, file: StudyFile, grid: Mapping[str, Any]) -> None:
 
 
 def matches(skipped: Mapping[str, Any], method: str, values: Mapping[str, Any], seed: int) -> bool:
-    """Whether all entries of a skip table hold for a run."""
+    """Whether all entries of a skip table hold for a run; a list holds where one of its values does."""
     run = {"method": method, "seed": seed, **values}
-    return all(run[key] == value for key, value in skipped.items())
+    return all(run[key] in (value if isinstance(value, list) else [value]) for key, value in skipped.items())
 
 
 def resolve_cells(path: Path, file: StudyFile, chosen: Sequence[tuple[str, Mapping[str, Any], int]]) -> Iterator[Cell]:
