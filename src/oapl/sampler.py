@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,9 +79,10 @@ class Sampler:
     def fill(self, folder: RoundFolder, round: Round, *, worker: int = 0, num_workers: int = 1) -> None:
         """Samples, grades and stores the round's missing shards in order, and seals the round once all are in.
 
-        Opens the round if need be; a stored one of another policy is moved aside first. Of several workers, each
-        takes every `num_workers`-th shard. Ends early, with nothing stored lost, when told to stop. Raises
-        StoreError where the folder holds a round that was planned with other settings.
+        Opens the round if need be; a stored one of another policy is moved aside first. Shards are sampled in blocks
+        that fill the engine, and of several workers each takes every `num_workers`-th block. Ends early, with nothing
+        stored lost, when told to stop. Raises StoreError where the folder holds a round that was planned with other
+        settings.
         """
         stored = folder.load() if folder.is_open() else None
         if stored is not None and stored.policy != round.policy:
@@ -94,17 +95,19 @@ class Sampler:
                 f"{folder.path} holds a round of the same policy that was planned with other settings than asked for "
                 f"now. Use the same settings, or another run_dir or output_dir."
             )
-        missing = [n for n in range(worker, round.num_shards, num_workers) if not folder.has_shard(n)]
         patience = min(MAX_FAILED_IN_A_ROW, -(-len(round.prompt_ids) // num_workers))
-        if missing:
-            self.hold(round.policy)
         made: dict[int, Shard] = {}
-        for number in missing:
+        for block in self._blocks(round)[worker::num_workers]:
+            if all(folder.has_shard(number) for number in block):
+                continue
             if self.should_stop():
                 return
-            made[number] = self.make_shard(round, number, patience)
-            if self._failed_in_a_row < made[number].num_prompts:
-                self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
+            self.hold(round.policy)
+            for number, shard in zip(block, self.make_shards(round, block, patience), strict=True):
+                if not folder.has_shard(number):
+                    made[number] = shard
+                if self._failed_in_a_row < shard.num_prompts:
+                    self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
         self._store(folder, round, made)
         if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
             folder.seal(round)
@@ -126,34 +129,49 @@ class Sampler:
                 }
             )
 
-    def make_shard(self, round: Round, number: int, patience: int) -> Shard:
-        """The groups of one shard. Raises TaskError where `patience` groups in a row could not be graded: better to
-        end with nothing stored than to go on without rewards."""
+    def _blocks(self, round: Round) -> list[range]:
+        """The shards that are sampled together: as many as fit in the engine. A block is sampled whole even where
+        some of it is stored already, since a completion's last digits depend on what it is batched with."""
+        rows_per_shard = round.prompts_per_shard * round.sampling.num_generations
+        size = max(1, self.recipe.engine.max_num_seqs // rows_per_shard)
+        return [range(start, min(start + size, round.num_shards)) for start in range(0, round.num_shards, size)]
+
+    def make_shards(self, round: Round, numbers: Sequence[int], patience: int) -> Iterator[Shard]:
+        """The groups of some shards, sampled at once. Raises TaskError where `patience` groups in a row could not be
+        graded: better to end with nothing stored than to go on without rewards."""
         start = time.monotonic()
         requests: dict[int, tuple[Prompt, Request]] = {}
-        groups, failed = [], []
-        for position in round.positions(number):
+        unasked: dict[int, FailedGroup] = {}
+        for position in (position for number in numbers for position in round.positions(number)):
             prompt = self.task.prompt(*split_and_index(round.prompt_ids[position]))
             try:
                 requests[position] = prompt, self._request(round, position, prompt)
             except TaskError as error:  # of an endless task, whose prompts cannot all be checked beforehand
-                failed.append(FailedGroup(position, prompt.id, str(error)))
+                unasked[position] = FailedGroup(position, prompt.id, str(error))
         answers = self.engine.generate([request for _, request in requests.values()], round.sampling)
-        grading = time.monotonic()
-        for (position, (prompt, request)), completions in zip(requests.items(), answers, strict=True):
-            try:
-                groups.append(self._grade(position, prompt, request, completions))
-                self._failed_in_a_row = 0
-            except GradingError as error:
-                failed.append(FailedGroup(position, prompt.id, str(error)))
-                self._failed_in_a_row += 1
-                if self._failed_in_a_row >= patience:
-                    raise TaskError(
-                        f"{self._failed_in_a_row} groups in a row could not be graded, the last ({prompt.id}) because "
-                        f"{error}. Mend it and run the same command again."
-                    ) from error
-        end = time.monotonic()
-        return Shard(tuple(groups), tuple(failed), end - start, end - grading, self._mismatch)
+        completions = dict(zip(requests, answers, strict=True))
+        generation_s = (time.monotonic() - start) / len(numbers)
+        for number in numbers:
+            grading = time.monotonic()
+            groups, failed = [], [unasked[p] for p in round.positions(number) if p in unasked]
+            for position in (position for position in round.positions(number) if position in requests):
+                prompt, request = requests[position]
+                try:
+                    groups.append(self._grade(position, prompt, request, completions[position]))
+                    self._failed_in_a_row = 0
+                except GradingError as error:
+                    failed.append(FailedGroup(position, prompt.id, str(error)))
+                    self._note_failure(patience, failed[-1])
+            grading_s = time.monotonic() - grading
+            yield Shard(tuple(groups), tuple(failed), generation_s + grading_s, grading_s, self._mismatch)
+
+    def _note_failure(self, patience: int, failed: FailedGroup) -> None:
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= patience:
+            raise TaskError(
+                f"{self._failed_in_a_row} groups in a row could not be graded, the last ({failed.prompt_id}) because "
+                f"{failed.cause}. Mend it and run the same command again."
+            )
 
     def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
         """Raises TaskError where the prompt is empty or leaves no room for its completion."""
