@@ -66,6 +66,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     inspect.add_argument("run_dir", type=Path)
     inspect.add_argument("--groups", type=int, default=2, help="prompts to show with their completions")
 
+    report = add_command(commands, "report", report_command, "one HTML page on runs or on a study", settings=False)
+    report.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run folders, or one study folder")
+    report.add_argument("--output", type=Path, help="the page; report.html in the folder, or here for several runs")
+    report.add_argument("--groups", type=int, default=60, help="prompts of each run to show with their completions")
+    report.add_argument("--no_scores", action="store_true", help="load no model: completions without colours")
+
     doctor = add_command(
         commands,
         "doctor",
@@ -197,6 +203,27 @@ def inspect_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
 
     inspect(RunFolder(arguments.run_dir), Console(), max(0, arguments.groups))
     return 0
+
+
+def report_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
+    from oapl.report.page import write_report
+
+    groups = max(0, arguments.groups)
+    scorer = lazy_scorer() if groups and not arguments.no_scores else None
+    path = write_report(arguments.paths, arguments.output, scorer, groups)
+    print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+    return 0
+
+
+def lazy_scorer() -> Any:
+    """Scores completions, importing torch when there are some to score."""
+
+    def score(run: Any, sampled: Any) -> Any:
+        from oapl.scoring import score_groups
+
+        return score_groups(run, sampled)
+
+    return score
 
 
 def doctor_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:

@@ -1,0 +1,12 @@
+"""What a run shows: `summary.json`, a table and a picture of pass@k, and the page that `oapl report` writes."""
+
+from oapl.report.summary import (
+    format_interval,
+    plot_pass_at_k,
+    scores_table,
+    summarize,
+    summarize_run,
+    summary_table,
+)
+
+__all__ = ["format_interval", "plot_pass_at_k", "scores_table", "summarize", "summarize_run", "summary_table"]
