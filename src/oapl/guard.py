@@ -1,60 +1,88 @@
-"""The sign that a run is losing its right answers, read from its own metrics while its old policy is still good."""
+"""The signs that a run is losing its right answers, read from its own metrics while an old policy is still good."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+Record = Mapping[str, Any]
+
 LEAST_STEPS = 10
-LEAST_COMPLETIONS = 256
-"""What is averaged: the last so many steps, and more of them where they hold fewer completions than this."""
-LEAST_SHARE = 0.5
-"""Of its best chance of a right answer so far that a policy must keep."""
+"""A window holds at least so many steps."""
+LEAST_KEPT = 0.6
+"""Share of its right answers that a policy must keep, by importance weights, of those that its sampler gave."""
 LEAST_LOSS = 0.1
-"""Mean log-ratio of right answers, as a share of an answer's surprise, below which importance weights are believed."""
+"""Mean log-ratio of right answers, as a share of an answer's surprise, below which the weights are not believed."""
+LEAST_SUCCESS = 0.5
+"""Share of its best success so far that a sampler must reach."""
+
+
+class Window:
+    """The last steps that together hold enough completions to tell a change from chance."""
+
+    def __init__(self, least_completions: int) -> None:
+        self._least = least_completions
+        self._records: deque[Record] = deque()
+        self._num_completions = 0
+
+    def add(self, record: Record) -> bool:
+        """Whether there are enough by now."""
+        self._records.append(record)
+        self._num_completions += record["num_completions"]
+        while (
+            len(self._records) > LEAST_STEPS
+            and self._num_completions - self._records[0]["num_completions"] >= self._least
+        ):
+            self._num_completions -= self._records.popleft()["num_completions"]
+        return len(self._records) >= LEAST_STEPS and self._num_completions >= self._least
+
+    def mean(self, value: Callable[[Record], float | None]) -> float:
+        """Over the steps that have the value; 0 where none has."""
+        values = [given for record in self._records if (given := value(record)) is not None]
+        return sum(values) / len(values) if values else 0.0
 
 
 class Guard:
-    """Watches the steps of a run, in order.
+    """Watches the steps of a run, in order, for either of two signs.
 
-    A step's completions say how often the sampler was right (`success`), and with importance weights how often the
-    trained policy would be now: `success * ratio_right`. Both are averaged over a window of the last steps and
-    compared with the best such average of `success` before. The weights of long answers scatter widely, so a low
-    weighted average counts only where right answers have on average also lost a share of their surprise.
+    Right answers fade: on the sampler's own completions, importance weights say how many of its right answers the
+    trained policy would still give (`ratio_right`). That is seen steps before the policy is used. The weights of long
+    answers scatter widely, so they count only where right answers have on average also lost a share of their surprise.
+
+    The sampler fails: its share of right answers, measured, falls well below its best. At small lags only this shows.
+    It takes a longer window, since prompts differ much in difficulty.
     """
 
     def __init__(self) -> None:
-        self._recent: deque[Mapping[str, Any]] = deque()
-        self._num_completions = 0
+        self._weighted = Window(least_completions=256)
+        self._measured = Window(least_completions=1600)
         self._best = 0.0
 
-    def observe(self, record: Mapping[str, Any]) -> str | None:
+    def observe(self, record: Record) -> str | None:
         """Takes the next step's record of metrics.jsonl; returns what is wrong, or None."""
         if "success" not in record:
             return None  # none of its groups could be graded
-        self._recent.append(record)
-        self._num_completions += record["num_completions"]
-        if len(self._recent) < LEAST_STEPS or self._num_completions < LEAST_COMPLETIONS:
+        return self._fading(record) or self._failing(record)
+
+    def _fading(self, record: Record) -> str | None:
+        if not self._weighted.add(record):
             return None
-        while (
-            len(self._recent) > LEAST_STEPS
-            and self._num_completions - self._recent[0]["num_completions"] >= LEAST_COMPLETIONS
-        ):
-            self._num_completions -= self._recent.popleft()["num_completions"]
-        success = self._mean("success")
-        self._best = max(self._best, success)
-        if success < LEAST_SHARE * self._best:
-            return f"the sampler's share of right answers fell to {success:.3f}, from {self._best:.3f} at its best"
-        now = sum(step["success"] * step.get("ratio_right", 0.0) for step in self._recent) / len(self._recent)
-        right = [step["log_ratio_right"] for step in self._recent if "log_ratio_right" in step]
-        loss = -sum(right) / len(right) if right else 0.0
-        if now < LEAST_SHARE * self._best and loss > LEAST_LOSS * self._mean("surprise"):
+        sampled = self._weighted.mean(lambda step: step["success"])
+        kept = self._weighted.mean(lambda step: step["success"] * step.get("ratio_right", 0.0))
+        loss = -self._weighted.mean(lambda step: step.get("log_ratio_right"))
+        if kept < LEAST_KEPT * sampled and loss > LEAST_LOSS * self._weighted.mean(lambda step: step["surprise"]):
             return (
                 f"right answers are being unlearnt: they have lost {loss:.2f} nats on average, and by importance "
-                f"weights the policy now gives {now:.3f} of them, where {self._best:.3f} was its best"
+                f"weights the policy now gives {kept / sampled:.0%} of those that its sampler gave"
             )
         return None
 
-    def _mean(self, name: str) -> float:
-        return float(sum(step[name] for step in self._recent)) / len(self._recent)
+    def _failing(self, record: Record) -> str | None:
+        if not self._measured.add(record):
+            return None
+        success = self._measured.mean(lambda step: step["success"])
+        self._best = max(self._best, success)
+        if success < LEAST_SUCCESS * self._best:
+            return f"the sampler's share of right answers fell to {success:.3f}, from {self._best:.3f} at its best"
+        return None

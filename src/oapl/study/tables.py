@@ -66,6 +66,8 @@ def summary_columns(summary: Mapping[str, Any], cell: Cell) -> Row:
         "step": summary["final"].get("step", cell.recipe.trainer.num_steps),
         **{name: summary[name] for name in facts},
     }
+    if "selection" in summary:
+        row["validation_pass@1"] = summary["selection"]["pass@1"][str(row["step"])]
     base, differences = summary.get("base"), summary.get("difference", {})  # none without `eval_on_start`
     for k, final in summary["final"]["pass_at_k"].items():
         if base is not None:
