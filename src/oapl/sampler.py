@@ -68,8 +68,8 @@ class Sampler:
         self.task.start()
         path = self._locate(policy)
         self.engine.load(path)
-        self._tokenizer = load_tokenizer(str(path))
-        if self._loaded is None:
+        if self._tokenizer is None:  # all policies of a run have the same
+            self._tokenizer = load_tokenizer(str(path))
             check_prompts(self.recipe, self.task, self._tokenizer, self.engine.context_length)
         if (path / PROBE).exists():
             scores = self.engine.score(probe_sequences(path), temperature=1.0)
