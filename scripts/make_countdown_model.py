@@ -8,9 +8,11 @@ other number, so the model often finds the target in many tries and seldom in on
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +81,9 @@ def make_traces(task: Countdown, tokenizer, rng: random.Random, count: int, solv
     return ids, mask
 
 
-def train(model: LlamaForCausalLM, ids: np.ndarray, mask: np.ndarray, args: argparse.Namespace) -> None:
+def train(
+    model: LlamaForCausalLM, ids: np.ndarray, mask: np.ndarray, args: argparse.Namespace, save: Callable[[Path], None]
+) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     num_steps = len(ids) * args.epochs // args.batch_size
     rng = np.random.default_rng(args.seed)
@@ -99,6 +103,8 @@ def train(model: LlamaForCausalLM, ids: np.ndarray, mask: np.ndarray, args: argp
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if step + 1 in args.save_steps:
+            save(args.output / f"{step + 1:06d}")
         if step % 100 == 0 or step == num_steps - 1:
             print(f"step {step}/{num_steps} loss {loss.item():.4f} {time.monotonic() - start:.0f} s", flush=True)
 
@@ -115,18 +121,32 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--min_numbers", type=int, default=3)
+    parser.add_argument("--max_numbers", type=int, default=4)
+    parser.add_argument(
+        "--save_steps", type=int, nargs="*", default=[], help="save after these steps, in folders of their own"
+    )
     parser.add_argument("--num_threads", type=int, default=2, help="leave these cores free, or it crawls")
     args = parser.parse_args()
     torch.set_num_threads(args.num_threads)
 
-    task, tokenizer = Countdown(), make_tokenizer()
+    task = Countdown(min_numbers=args.min_numbers, max_numbers=args.max_numbers)
+    tokenizer = make_tokenizer()
     model = make_model(tokenizer, args)
     print(f"{model.num_parameters():,} parameters", flush=True)
     ids, mask = make_traces(task, tokenizer, random.Random(args.seed), args.num_traces, args.solved_share)
     print(f"{len(ids):,} traces, width {ids.shape[1]}", flush=True)
-    train(model, ids, mask, args)
-    model.to(torch.bfloat16).save_pretrained(args.output)
-    tokenizer.save_pretrained(args.output)
+
+    def save(folder: Path) -> None:
+        weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
+        model.save_pretrained(folder, state_dict=weights)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
+        tokenizer.save_pretrained(folder)
+
+    train(model, ids, mask, args, save)
+    if not args.save_steps:
+        save(args.output)
 
 
 if __name__ == "__main__":

@@ -206,7 +206,7 @@ def rich_table(rows: Sequence[Row], grid_keys: Sequence[str]) -> Table:
     )
     shown = [f"pass@{k}" for k in dict.fromkeys([ks[0], ks[-1]])] if ks else []
     for name in setting_columns(grid_keys):
-        table.add_column(name.rpartition(".")[2].removeprefix("num_"), justify="right")
+        table.add_column(name.rpartition(".")[2].removeprefix("num_"), justify="right", overflow="fold")
     for name in shown:
         table.add_column(name, justify="right")
     for row in rows:
