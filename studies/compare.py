@@ -24,6 +24,7 @@ from oapl.evaluation import Scores, bootstrap_over_seeds, read_scores
 from oapl.guard import Guard
 from oapl.store import RunFolder
 from oapl.store.files import read_json
+from oapl.store.run import num_sampled
 from oapl.study.matrix import Cell, load_study
 
 GAIN = 0.15
@@ -111,7 +112,7 @@ def first_gain(cell: Cell, run: RunFolder) -> tuple[int, float] | None:
             step = round(before + (after - before) * (goal - low) / (high - low))
             records = [record for record in run.metrics() if record["step"] <= step]
             seconds = sum(record[name] for record in records for name in ("save_s", "wait_s", "step_s"))
-            return int(sum(record["num_completions"] for record in records)), seconds
+            return num_sampled(records), seconds
     return None
 
 

@@ -189,7 +189,7 @@ def test_scores_are_read_from_a_stored_evaluation(tmp_path: Path):
     assert result.truncated_share == pytest.approx(1 / 6)
     assert result.pass_at_k()[1][0] == pytest.approx((1 / 2 + 2 / 2 + 0) / 3)
     assert result.pass_at_k()[2][0] == pytest.approx((1 + 1 + 0) / 3)
-    assert result.success() == 3 / 6
+    assert result.success(list(result.num_correct)) == 3 / 6
 
 
 def test_the_best_step_has_the_highest_score_and_of_equals_is_the_earliest():

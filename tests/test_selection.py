@@ -107,7 +107,7 @@ def assert_best_is_reported(run: RunFolder) -> None:
     final = run.selected(best)
     assert final.load().policy == run.snapshot(best)
     assert final.load().prompt_ids == tuple(f"evaluation/{i}" for i in range(8))
-    assert summary["final"]["pass_at_k"]["1"][0] == pytest.approx(read_scores(final, 1.0).success())
+    assert summary["final"]["pass_at_k"]["1"][0] == pytest.approx(read_scores(final, 1.0).pass_at(1).mean())
     assert not run.evaluation(3).is_open()  # the last policy is not reported
     evaluated = [path.name for path in (run.path / "selected").glob("*")]
     assert evaluated == ([f"{best:06d}"] if best else [])

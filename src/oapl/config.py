@@ -347,6 +347,7 @@ MAY_CHANGE = (
     "engine.",
     "tracking.",
     "launch.kind",
+    "launch.rounds_from",
     "trainer.num_steps",
     "model.attn_implementation",
     "trainer.max_tokens_per_microbatch",
@@ -374,7 +375,7 @@ def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recip
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    merged = merge(_without_replaced_loss(values, overrides or {}), overrides or {})
+    merged = merge(values, overrides or {})
     try:
         return Recipe(**merged)
     except ValidationError as error:
@@ -389,10 +390,12 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `over` on top, section by section."""
+    """`base` with `over` on top, section by section. A loss of another kind takes the whole section's place."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)
+        if key == "loss" and _is_other_kind(inner, value):
+            inner = None
         merged[key] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
     return merged
 
@@ -451,13 +454,9 @@ def command_line_source(parser: Any) -> CliSettingsSource[Any]:
     return CliSettingsSource(Recipe, root_parser=parser, cli_parse_none_str="none")
 
 
-def _without_replaced_loss(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recipe without the settings of its loss, where the overrides name another kind of loss."""
-    asked = overrides.get("loss")
-    kind = asked.get("kind") if isinstance(asked, Mapping) else None
-    if kind is None or kind == _loss_kind(values.get("loss", {})):
-        return values
-    return {key: value for key, value in values.items() if key != "loss"}
+def _is_other_kind(loss: Any, over: Any) -> bool:
+    kind = over.get("kind") if isinstance(over, Mapping) else None
+    return kind is not None and isinstance(loss, Mapping) and kind != _loss_kind(loss)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ Shapes: Q problems, n samples of each, c of them correct; S seeds of a run, K va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
@@ -96,9 +96,9 @@ class Scores:
         chosen = self.num_correct if positions is None else positions
         return np.array([pass_at_k(self.num_generations, self.num_correct[position], k) for position in chosen])
 
-    def success(self) -> float:
-        """pass@1 over all problems, from whole numbers: equal results are equal floats."""
-        return sum(self.num_correct.values()) / (self.num_generations * len(self.num_correct))
+    def success(self, positions: Collection[int]) -> float:
+        """pass@1 over the problems at `positions`, from whole numbers: equal results are equal floats."""
+        return sum(self.num_correct[position] for position in positions) / (self.num_generations * len(positions))
 
     def pass_at_k(self) -> dict[int, Interval]:
         return {k: bootstrap_interval(self.pass_at(k)) for k in self.ks()}

@@ -6,7 +6,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oapl.errors import CollapseError
+from oapl.store import RunFolder
+from oapl.store.files import read_json
+
 Record = Mapping[str, Any]
+
+WARNING = "warning"
+"""Under this name a step's record carries the sign to whoever shows it; metrics.jsonl has numbers alone."""
 
 LEAST_STEPS = 10
 """A window holds at least so many steps."""
@@ -63,13 +70,14 @@ class Guard:
         """Takes the next step's record of metrics.jsonl; returns what is wrong, or None."""
         if "success" not in record:
             return None  # none of its groups could be graded
-        return self._fading(record) or self._failing(record)
+        signs = [self._fading(record), self._failing(record)]  # both, since each takes the record in
+        return next((sign for sign in signs if sign is not None), None)
 
     def _fading(self, record: Record) -> str | None:
         if not self._weighted.add(record):
             return None
         sampled = self._weighted.mean(lambda step: step["success"])
-        kept = self._weighted.mean(lambda step: step["success"] * step.get("ratio_right", 0.0))
+        kept = self._weighted.mean(lambda step: step["success"] * step.get("ratio_right", 1.0))
         loss = -self._weighted.mean(lambda step: step.get("log_ratio_right"))
         if kept < LEAST_KEPT * sampled and loss > LEAST_LOSS * self._weighted.mean(lambda step: step["surprise"]):
             return (
@@ -86,3 +94,9 @@ class Guard:
         if success < LEAST_SUCCESS * self._best:
             return f"the sampler's share of right answers fell to {success:.3f}, from {self._best:.3f} at its best"
         return None
+
+
+def collapse_error(run: RunFolder) -> CollapseError:
+    """The error of a run that the guard has stopped."""
+    facts = read_json(run.collapse_path, "step", "reason", "advice")
+    return CollapseError(f"stopped at step {facts['step']}: {facts['reason']}. {facts['advice']}")

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from oapl.config import load_recipe
 from oapl.errors import StoreError
+from oapl.guard import collapse_error
 from oapl.report import summary_table
 from oapl.store import RunFolder
 from oapl.store.files import read_json
@@ -43,7 +44,7 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
     if recipe.selection is not None:
         console.print(f"snapshots sealed: {run.snapshot_steps()}", highlight=False, soft_wrap=True)
     if run.round_indices():
-        console.print(rounds_table(run, metrics))
+        console.print(rounds_table(run, metrics, recipe.trainer.weight_sync_steps))
         console.print(
             "wall: the trainer's clock over the round. sample, train: what each side was busy for. "
             "overlap: wall / the longer of the two; 1.00 hides the shorter side wholly.",
@@ -53,6 +54,8 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
         )
         for group in islice(last_groups(run), num_groups):
             print_group(group, console)
+    if run.collapse_path.exists():
+        console.print(str(collapse_error(run)), style="bold", markup=False, soft_wrap=True)
     if run.summary_path.exists():
         try:
             print_summary(read_json(run.summary_path), console)
@@ -68,7 +71,7 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
     console.print(summary_table(summary))
 
 
-def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
+def rounds_table(run: RunFolder, metrics: list[dict[str, Any]], steps_per_round: int) -> Table:
     table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True, title="Rounds", title_justify="left")
     for name in (
         "round",
@@ -106,7 +109,7 @@ def rounds_table(run: RunFolder, metrics: list[dict[str, Any]]) -> Table:
             f"{wall_s:.1f}",
             f"{sampling_s:.1f}",
             f"{training_s:.1f}",
-            f"{wall_s / longer:.2f}" if steps and len(steps) == round.num_shards and longer > 0 else "",
+            f"{wall_s / longer:.2f}" if steps and len(steps) == steps_per_round and longer > 0 else "",
         )
     return table
 

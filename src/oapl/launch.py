@@ -14,16 +14,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from oapl.config import OAPLConfig, Recipe, differences, dump_recipe, load_recipe
+from oapl.config import OAPLConfig, Recipe, differences, dump_recipe, load_recipe, may_change
 from oapl.crew import Crew
-from oapl.errors import ConfigError, StoreError
+from oapl.errors import ConfigError, StoreError, TaskError
 from oapl.evaluation import best_step, read_scores
-from oapl.guard import Guard
+from oapl.guard import WARNING, collapse_error
 from oapl.processes import stop_on_signal
 from oapl.progress import Progress
 from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, Unscored, put_in_order
 from oapl.store.files import read_json, write_bytes, write_json
+from oapl.store.run import num_sampled
 from oapl.tracking import make_trackers
 from oapl.types import Events, PolicyRef
 
@@ -47,17 +48,16 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
                 return read_json(run.summary_path)
         resumed_from = max(run.checkpoint_steps(), default=0)
         check_not_collapsed(recipe, run)
-        guard = Guard()
         trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
 
         def on_step(record: Mapping[str, Any]) -> None:
             if record["step"] == 1 and (warning := beta2_warning(recipe, record.get("surprise", math.inf))):
                 progress.note(warning)
-            if recipe.trainer.on_collapse == "warn" and (reason := guard.observe(record)) is not None:
-                progress.note(f"step {record['step']}: {reason}")
+            if (warning := record.get(WARNING)) is not None:
+                progress.note(f"step {record['step']}: {warning}")
             progress.step(record)
             for tracker in trackers:
-                tracker.log(record)
+                tracker.log({name: value for name, value in record.items() if name != WARNING})
 
         launch = run_inline if recipe.launch.kind == "inline" else run_processes
         try:
@@ -75,8 +75,6 @@ def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
     if not run.collapse_path.exists():
         return
     if recipe.trainer.on_collapse == "stop":
-        from oapl.train_loop import collapse_error
-
         raise collapse_error(run)
     run.collapse_path.unlink()
 
@@ -96,6 +94,7 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
     """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
     with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
         check_same_run(recipe, run)
+        recorded = recorded_rounds(recipe, run)
         trainer = recipe.trainer
         notes = put_in_order(
             run,
@@ -111,25 +110,55 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
                 f"Give at least {step}, or choose another run_dir."
             )
         write_bytes(run.config_path, dump_recipe(recipe).encode())
-        import_rounds(recipe, run)
+        for index, source in recorded.items():
+            run.round(index).import_from(source)
+        check_whole_imports(run)
         write_json(run.path / "environment.json", environment())
         return notes
 
 
-def import_rounds(recipe: Recipe, run: RunFolder) -> None:
-    """Copies the recorded rounds that the recipe names. Raises ConfigError where they do not fit it."""
+def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
+    """The rounds of another run that this one trains on, by index: all that are sealed, and not begun here already.
+
+    Raises ConfigError where there is none, or where one does not fit the recipe.
+    """
     if recipe.launch.rounds_from is None:
-        return
+        return {}
     source = RunFolder(recipe.launch.rounds_from)
-    indices = [i for i in source.round_indices() if i < recipe.trainer.num_rounds and source.round(i).is_sealed()]
-    if not indices:
+    has_some = any(run.round(index).is_imported() for index in run.round_indices())
+    sealed = [i for i in source.round_indices() if i < recipe.trainer.num_rounds and source.round(i).is_sealed()]
+    if not sealed and not has_some:
         raise ConfigError(
             f"launch.rounds_from = {recipe.launch.rounds_from!r} holds no sealed round. Give the folder of a run whose "
             f"rounds are full: `oapl sample RECIPE --run_dir DIR` fills them."
         )
-    for index in indices:
-        check_fits(recipe, source.round(index))
-        run.round(index).import_from(source.round(index))
+    recorded = {i: source.round(i) for i in sealed if run.round(i).is_imported() or not run.round(i).is_open()}
+    if recorded:
+        check_same_task(recipe, source)
+    for folder in recorded.values():
+        check_fits(recipe, folder)
+    return recorded
+
+
+def check_same_task(recipe: Recipe, source: RunFolder) -> None:
+    """Raises ConfigError where the other run's completions answer other problems."""
+    stored = load_recipe(source.config_path).task
+    for name, asked in recipe.task.model_dump().items():
+        if getattr(stored, name) != asked and not may_change(f"task.{name}"):
+            raise ConfigError(
+                f"{source.path} was recorded with task.{name} = {getattr(stored, name)!r}, "
+                f"the recipe asks for {asked!r}."
+            )
+
+
+def check_whole_imports(run: RunFolder) -> None:
+    """Raises StoreError where a round that was brought in has lost shards, and its source has them no longer."""
+    for folder in (run.round(index) for index in run.round_indices()):
+        if folder.is_imported() and not folder.is_sealed():
+            raise StoreError(
+                f"{folder.path} lacks some of its shards, and launch.rounds_from no longer has that round. Restore it, "
+                f"or start a new run_dir."
+            )
 
 
 def check_fits(recipe: Recipe, folder: RoundFolder) -> None:
@@ -208,7 +237,11 @@ def unvalidated(recipe: Recipe, run: RunFolder) -> list[int]:
 def validation_scores(recipe: Recipe, run: RunFolder) -> dict[int, float]:
     """pass@1 of every snapshot on the validation problems, by step."""
     threshold = recipe.task.success_threshold
-    return {step: read_scores(run.validation(step), threshold).success() for step in (0, *recipe.snapshot_steps)}
+    scores = {step: read_scores(run.validation(step), threshold) for step in (0, *recipe.snapshot_steps)}
+    graded = set.intersection(*(set(each.num_correct) for each in scores.values()))  # what failed once counts nowhere
+    if not graded:
+        raise TaskError("no validation problem was graded for every snapshot, so none of them can be chosen.")
+    return {step: each.success(graded) for step, each in scores.items()}
 
 
 def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], PolicyRef | None]]:
@@ -230,7 +263,7 @@ def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) 
         **summarize_run(base, final),
         **summarize_selection(recipe, run),
         "num_steps": recipe.trainer.num_steps,
-        "num_completions": int(sum(record["num_completions"] for record in metrics)),
+        "num_completions": num_sampled(metrics),
         "seed": recipe.seed,
         "wall_s": wall_s,
         "training_s": sum(record["save_s"] + record["wait_s"] + record["step_s"] for record in metrics),
@@ -272,6 +305,10 @@ def evaluate_policy(
     from oapl import roles
 
     versions = run.policy_versions()
+    if not versions and run.is_pruned():
+        raise ConfigError(
+            f"{run.path} holds the results of a study's run and no policies. Set the study's keep = 'all'."
+        )
     if not versions:
         raise ConfigError(f"{run.path} has no policies yet. Start it with `oapl train RECIPE --run_dir {run.path}`.")
     if version is not None and version not in versions:

@@ -100,7 +100,7 @@ class Progress:
         return {
             "step": f"{record['step']}/{self._num_steps}",
             "round": f"{record['round'] + 1}/{self._num_rounds}",
-            "lag": str(record["lag"]),
+            "lag": str(record.get("lag", "-")),
             "reward": f"{self._mean('reward'):.3f}",
             "entropy": f"{self._mean('entropy'):.3f}",
             "log-ratio right": f"{self._mean('log_ratio_right'):+.2f}",

@@ -55,7 +55,7 @@ class Sampler:
         self.recipe, self.should_stop = recipe, should_stop
         self._locate, self._on_shard = locate, on_shard
         self.task: Task = make_task(recipe.task)
-        self.engine: Engine = EmbeddedEngine(recipe.engine)
+        self.engine: Engine = EmbeddedEngine(recipe.engine, recipe.model.attn_implementation)
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
         self._mismatch = 0.0
@@ -95,19 +95,23 @@ class Sampler:
                 f"{folder.path} holds a round of the same policy that was planned with other settings than asked for "
                 f"now. Use the same settings, or another run_dir or output_dir."
             )
-        patience = min(MAX_FAILED_IN_A_ROW, -(-len(round.prompt_ids) // num_workers))
+        blocks = self._blocks(round)[worker::num_workers]
+        own_prompts = sum(len(round.positions(number)) for block in blocks for number in block)
+        patience = min(MAX_FAILED_IN_A_ROW, own_prompts)
         made: dict[int, Shard] = {}
-        for block in self._blocks(round)[worker::num_workers]:
-            if all(folder.has_shard(number) for number in block):
+        for block in blocks:
+            missing = [number for number in block if not folder.has_shard(number)]
+            if not missing:
                 continue
             if self.should_stop():
                 return
             self.hold(round.policy)
-            for number, shard in zip(block, self.make_shards(round, block, patience), strict=True):
-                if not folder.has_shard(number):
-                    made[number] = shard
+            for number, shard in zip(missing, self.make_shards(round, block, missing, patience), strict=True):
+                made[number] = shard
                 if self._failed_in_a_row < shard.num_prompts:
                     self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
+                if self.should_stop():
+                    return
         self._store(folder, round, made)
         if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
             folder.seal(round)
@@ -130,19 +134,20 @@ class Sampler:
             )
 
     def _blocks(self, round: Round) -> list[range]:
-        """The shards that are sampled together: as many as fit in the engine. A block is sampled whole even where
-        some of it is stored already, since a completion's last digits depend on what it is batched with."""
+        """The shards that are sampled together: as many as fit in the engine, and at most a quarter of the round, so
+        that training may start and workers share. A block is sampled whole even where some of it is stored already,
+        since a completion's last digits depend on what it is batched with."""
         rows_per_shard = round.prompts_per_shard * round.sampling.num_generations
-        size = max(1, self.recipe.engine.max_num_seqs // rows_per_shard)
+        size = min(max(1, self.recipe.engine.max_num_seqs // rows_per_shard), -(-round.num_shards // 4))
         return [range(start, min(start + size, round.num_shards)) for start in range(0, round.num_shards, size)]
 
-    def make_shards(self, round: Round, numbers: Sequence[int], patience: int) -> Iterator[Shard]:
-        """The groups of some shards, sampled at once. Raises TaskError where `patience` groups in a row could not be
-        graded: better to end with nothing stored than to go on without rewards."""
+    def make_shards(self, round: Round, block: Sequence[int], missing: Sequence[int], patience: int) -> Iterator[Shard]:
+        """Samples a block of shards at once, and grades those of it that are missing. Raises TaskError where `patience`
+        groups in a row could not be graded: better to end with nothing stored than to go on without rewards."""
         start = time.monotonic()
         requests: dict[int, tuple[Prompt, Request]] = {}
         unasked: dict[int, FailedGroup] = {}
-        for position in (position for number in numbers for position in round.positions(number)):
+        for position in (position for number in block for position in round.positions(number)):
             prompt = self.task.prompt(*split_and_index(round.prompt_ids[position]))
             try:
                 requests[position] = prompt, self._request(round, position, prompt)
@@ -150,8 +155,8 @@ class Sampler:
                 unasked[position] = FailedGroup(position, prompt.id, str(error))
         answers = self.engine.generate([request for _, request in requests.values()], round.sampling)
         completions = dict(zip(requests, answers, strict=True))
-        generation_s = (time.monotonic() - start) / len(numbers)
-        for number in numbers:
+        generation_s = (time.monotonic() - start) / len(missing)
+        for number in missing:
             grading = time.monotonic()
             groups, failed = [], [unasked[p] for p in round.positions(number) if p in unasked]
             for position in (position for position in round.positions(number) if position in requests):

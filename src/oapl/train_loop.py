@@ -10,12 +10,12 @@ from typing import Any
 
 from oapl.config import OAPLConfig, Recipe
 from oapl.errors import CollapseError, StoreError
-from oapl.guard import Guard
+from oapl.guard import WARNING, Guard, collapse_error
 from oapl.model import encode_prompt, save_policy
 from oapl.plan import shard_of_step
 from oapl.processes import wait_until
-from oapl.store import RoundFolder, RunFolder
-from oapl.store.files import read_json, write_json
+from oapl.store import RunFolder
+from oapl.store.files import write_json
 from oapl.tasks import make_task
 from oapl.trainer import Trainer
 
@@ -114,25 +114,21 @@ def run_trainer(
             break
         if first:
             clock, save_s, first = Clock(), 0.0, False  # what came before the round was no part of it
-        shard = shard_of_step(recipe, index, number)
-        if not wait_until(partial(folder.has_shard, shard), should_stop):
+        if not wait_until(partial(folder.has_shard, shard_of_step(recipe, index, number)), should_stop):
             break
         wait_s = clock.lap()
-        metrics = train_on(trainer, folder, shard)
         record = {
-            "step": trainer.step,
-            "round": index,
-            "lag": trainer.step - 1 - recipe.policy_of_round(index) * config.weight_sync_steps,
-            **metrics,
+            **train_on(trainer, run, index, number),
             "save_s": save_s,
             "wait_s": wait_s,
             "step_s": clock.lap(),
             "time": time.time(),
         }
         run.append_metrics(record)  # before the checkpoint, so that no step it holds lacks its record
-        on_step(record)
-        if (reason := guard.observe(record)) is not None and config.on_collapse == "stop":
-            raise collapse(recipe, run, record, reason)
+        sign = guard.observe(record) if config.on_collapse != "off" else None
+        on_step(record if sign is None else {**record, WARNING: sign})
+        if sign is not None and config.on_collapse == "stop":
+            raise collapse(recipe, run, record, sign)
         if is_save_step(recipe, trainer.step):
             save(trainer, run)
     if trainer.step not in run.checkpoint_steps():
@@ -151,7 +147,8 @@ def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: 
     """Records that the guard stopped the run after this step, none of which is saved, and what to do about it."""
     successes: dict[int, list[float]] = {}
     for earlier in run.metrics():
-        if "success" in earlier:
+        of_own_policy = earlier["round"] == 0 or not run.round(earlier["round"]).is_imported()
+        if "success" in earlier and earlier["step"] <= record["step"] and of_own_policy:
             successes.setdefault(earlier["round"], []).append(earlier["success"])
     best_round = max(successes, key=lambda index: sum(successes[index]) / len(successes[index]))
     best_policy = recipe.policy_of_round(best_round)
@@ -172,23 +169,26 @@ def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: 
     return collapse_error(run)
 
 
-def collapse_error(run: RunFolder) -> CollapseError:
-    """The error of a run that its guard has stopped."""
-    facts = read_json(run.collapse_path, "step", "reason", "advice")
-    return CollapseError(f"stopped at step {facts['step']}: {facts['reason']}. {facts['advice']}")
-
-
 def is_ready(run: RunFolder, recipe: Recipe, index: int) -> bool:
     """Whether the round is open, and of the policy it should be sampled from."""
     return run.round(index).is_open() and run.round(index).is_of(run.policy(recipe.policy_of_round(index)))
 
 
-def train_on(trainer: Trainer, folder: RoundFolder, number: int) -> dict[str, float]:
+def train_on(trainer: Trainer, run: RunFolder, index: int, number: int) -> dict[str, float]:
+    """Step `number` of round `index`: its metrics, and where in the run it stands."""
+    recipe, folder = trainer.recipe, run.round(index)
+    shard_number = shard_of_step(recipe, index, number)
     try:
-        shard = folder.read_shard(number)
+        shard = folder.read_shard(shard_number)
     except StoreError as error:
         raise StoreError(f"{error}. Run the same command again: the shard is moved aside and sampled again.") from error
-    return trainer.train_step(shard, folder.shard_seal(number)["digest"])
+    metrics = trainer.train_step(shard, folder.shard_seal(shard_number)["digest"])
+    epoch = number // recipe.trainer.shards_per_round
+    if epoch > 0 or folder.is_imported():
+        metrics |= {"sampling_s": 0.0, "grading_s": 0.0}  # spent before, or by another run
+    if index == 0 or not folder.is_imported():  # else the sampler was no policy of this run
+        metrics["lag"] = trainer.step - 1 - recipe.policy_of_round(index) * recipe.trainer.weight_sync_steps
+    return {"step": trainer.step, "round": index, "epoch": epoch, **metrics}
 
 
 def save(trainer: Trainer, run: RunFolder) -> None:

@@ -31,11 +31,11 @@ class EmbeddedEngine(Engine):
 
     _model: PreTrainedModel
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, attn_implementation: str | None = None) -> None:
+        self._config, self._attn_implementation = config, attn_implementation
 
     def load(self, policy: Path) -> None:
-        self._model = load_model(str(policy), self._config.dtype, self._config.device)
+        self._model = load_model(str(policy), self._config.dtype, self._config.device, self._attn_implementation)
         self._eos = torch.tensor(eos_token_ids(self._model), device=self._config.device)
 
     @property

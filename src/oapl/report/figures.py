@@ -177,7 +177,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
     columns = {
         "step": column(records, "step"),
         "round": column(records, "round"),
-        "samples": np.cumsum(column(records, "num_completions", absent=0.0)),
+        "samples": np.cumsum([0 if record.get("epoch") else record.get("num_completions", 0) for record in records]),
         "wall_s": np.cumsum(seconds),
     }
     names = dict.fromkeys(line.metric for chart in CHARTS for line in chart.lines)

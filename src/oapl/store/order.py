@@ -133,7 +133,8 @@ class Order:
     def policies_needed(self, step: int, complete: set[int], unscored: Unscored) -> list[int]:
         """Those that training has reached and that a round or an evaluation still has to be sampled from."""
         first = step // self.steps_per_round
-        to_sample = {first, first + 1, *self.run.round_indices()} - complete
+        imported = {index for index in self.run.round_indices() if self.run.round(index).is_imported()}
+        to_sample = {first, first + 1, *self.run.round_indices()} - complete - imported
         versions = {self.policy_of_round(index) for index in to_sample if first <= index < self.num_rounds}
         versions |= unscored.versions
         return sorted(version for version in versions if version * self.steps_per_round <= step)

@@ -59,7 +59,7 @@ SHARD_FACTS = (
 
 
 class RoundFolder:
-    """The files of one round. Only a sampler writes here."""
+    """The files of one round. A sampler fills it, or it is copied from another run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,11 +92,19 @@ class RoundFolder:
         return (self.path / IMPORTED).exists()
 
     def import_from(self, source: RoundFolder) -> None:
-        """Copies the sealed round of another run, or what of it is missing here. Raises StoreError if it is damaged."""
+        """Copies the sealed round of another run, or what of it is missing here.
+
+        Raises StoreError where it is damaged, or is not the round that was begun to be copied before.
+        """
         round = source.load()
-        write_json(self.path / IMPORTED, {"from": str(source.path.resolve())})
         if not self.is_open():
+            write_json(self.path / IMPORTED, {"from": str(source.path.resolve())})
             self.open(round)
+        elif self.load() != round:
+            raise StoreError(
+                f"{self.path} was copied from another round than {source.path} holds now. Restore launch.rounds_from, "
+                f"or start a new run_dir."
+            )
         for number in range(round.num_shards):
             if not self.has_shard(number):
                 source.read_shard(number)

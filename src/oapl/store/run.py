@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ from oapl.types import PolicyRef
 
 LARGE = ("rounds", "policies", "checkpoints", "snapshots")
 """The folders of a run that only continuing it, or looking into it, needs."""
+
+
+def num_sampled(metrics: Iterable[Mapping[str, Any]]) -> int:
+    """Completions behind some lines of metrics.jsonl, each counted once however many epochs it was trained on."""
+    return int(sum(record["num_completions"] for record in metrics if not record.get("epoch")))
 
 
 class RunFolder:
@@ -187,11 +192,12 @@ class RunFolder:
         return self.pruned_path.exists()
 
     def prune(self) -> None:
-        """Removes all but the results. The note of it comes first, so that a crash leaves nothing that seems whole;
-        done again, it removes what is left."""
+        """Removes all but the results, and what a guard says is to be gone on from. The note of it comes first, so that
+        a crash leaves nothing that seems whole; done again, it removes what is left."""
+        large = [name for name in LARGE if not (name == "policies" and self.collapse_path.exists())]
         if not self.is_pruned():
-            write_json(self.pruned_path, {"removed": list(LARGE)})
-        for path in (self.path / name for name in LARGE):
+            write_json(self.pruned_path, {"removed": large})
+        for path in (self.path / name for name in large):
             with storing(path):
                 if path.exists():
                     shutil.rmtree(path)

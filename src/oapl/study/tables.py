@@ -21,6 +21,7 @@ from oapl.evaluation import Interval, Scores, bootstrap_over_seeds, read_scores
 from oapl.report import format_interval
 from oapl.store import RunFolder
 from oapl.store.files import read_json, write_bytes
+from oapl.store.run import num_sampled
 from oapl.study.matrix import Cell
 from oapl.study.states import Outcome
 
@@ -47,7 +48,7 @@ def result_row(cell: Cell, run: RunFolder, outcome: Outcome, study_dir: Path) ->
         return row
     metrics = run.metrics()
     row |= {
-        "num_completions": int(sum(record["num_completions"] for record in metrics)),
+        "num_completions": num_sampled(metrics),
         "training_s": sum(record["save_s"] + record["wait_s"] + record["step_s"] for record in metrics),
     }
     if run.summary_path.exists():

@@ -104,7 +104,7 @@ function heatCell(cell, low, high) {
   return node;
 }
 function showRunList() {
-  const ks = [...new Set([STUDY.ks[0], STUDY.ks[STUDY.ks.length - 1]])];
+  const ks = [...new Set([STUDY.ks[0], STUDY.ks[STUDY.ks.length - 1]])].filter((k) => k !== undefined);
   const node = section("list", "All runs", "One line a run; differences are to the base model, with 95 % intervals over problems.");
   const head = ["method", ...STUDY.keys.map(shortKey), "seed", "status", "step", ...ks.flatMap((k) => [`pass@${k}`, "difference"]), "folder"];
   const rows = STUDY.runs.map((run) => element("tr", {},
