@@ -77,6 +77,21 @@ def test_small_steps_make_a_longer_window():
     assert first_sign([step(0.2, log_ratio=-40.0, num_completions=8)] * 32) == 31
 
 
+def test_a_step_whose_right_answers_were_not_trained_on_is_no_sign():
+    """`drop_uniform_groups` may leave a step without any; it has then no `ratio_right`."""
+    untrained = {"success": 1.0, "surprise": 5.0, "num_completions": 32}
+    trained = step(0.6, log_ratio=-0.6, ratio=0.95)
+    assert first_sign([untrained, trained] * 50) is None
+
+
+def test_both_windows_go_on_while_one_of_them_speaks():
+    guard = Guard()
+    for _ in range(60):
+        guard.observe(step(0.4, log_ratio=-5.0))
+    signs = [guard.observe(step(0.05)) for _ in range(60)]
+    assert any("the sampler's share of right answers fell" in sign for sign in signs if sign)
+
+
 def test_steps_without_a_graded_group_are_passed_over():
     assert first_sign([{"num_completions": 0}] * 50) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -114,6 +115,46 @@ def test_rounds_that_do_not_fit_are_refused(
 ):
     assert command("train", write_recipe(**sections), run, "--launch.rounds_from", str(recorded.path)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_other_run_may_go_once_its_rounds_are_copied(write_recipe, recorded: RunFolder, run: RunFolder, capsys):
+    recipe, options = write_recipe(trainer={"num_steps": 4}), ("--launch.rounds_from", str(recorded.path))
+    assert command("train", recipe, run, *options) == 0
+    shutil.rmtree(recorded.path)
+    assert command("train", recipe, run, *options) == 0  # shows its summary
+    run.summary_path.unlink()
+    run.remove_checkpoint(4)
+    assert command("train", recipe, run, *options) == 0  # trains again
+    run.summary_path.unlink()
+    run.remove_checkpoint(4)
+    flip_a_bit(run.round(0).parquet_path(2))
+    capsys.readouterr()
+    assert command("train", recipe, run, *options) == 1
+    assert "launch.rounds_from no longer has that round" in capsys.readouterr().err
+
+
+def test_a_round_that_was_begun_here_is_not_replaced(write_recipe, run: RunFolder, tmp_path: Path):
+    """The other run gains its own round 1 while this one has sampled part of its."""
+    recipe, other = write_recipe(trainer={"num_steps": 8}), RunFolder(tmp_path / "other")
+    assert command("sample", recipe, other, "--loss.beta2", "0.5") == 0
+    options = ("--launch.rounds_from", str(other.path))
+    assert command("train", recipe, run, *options) == 0
+    own = run.round(1).parquet_path(0).read_bytes()
+    for path in (run.summary_path, run.round(1).seal_path(1), run.round(1).path / "sealed.json"):
+        path.unlink()
+    run.remove_checkpoint(8)
+    assert command("train", recipe, other, "--loss.beta2", "0.5") == 0
+    assert other.round(1).parquet_path(0).read_bytes() != own
+    assert command("train", recipe, run, *options) == 0
+    assert not run.round(1).is_imported()
+    assert run.round(1).parquet_path(0).read_bytes() == own
+
+
+def test_rounds_of_another_task_are_refused(write_recipe, recorded: RunFolder, run: RunFolder, capsys):
+    recipe = write_recipe(task={"args": {"max_numbers": 3}})
+    assert command("train", recipe, run, "--launch.rounds_from", str(recorded.path)) == 2
+    assert "was recorded with task.args = {}, the recipe asks for {'max_numbers': 3}" in capsys.readouterr().err
+    assert not run.config_path.exists()  # nothing is fixed by a start that failed
 
 
 def test_a_folder_without_sealed_rounds_is_refused(write_recipe, run: RunFolder, tmp_path: Path, capsys):

@@ -1,0 +1,130 @@
+"""How a sampler parts its work: blocks of shards, several workers, and what is stored already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oapl.config import Recipe, load_recipe
+from oapl.errors import TaskError
+from oapl.plan import plan_evaluation, plan_round
+from oapl.sampler import Sampler
+from oapl.store import RoundFolder
+from oapl.tasks.countdown import Countdown
+from oapl.types import PolicyRef, Round
+
+POLICY = PolicyRef(0, 0, "digest")
+
+
+@pytest.fixture
+def recipe(write_recipe) -> Recipe:
+    """Rounds of 12 shards of 2 prompts x 4 completions, of which the engine holds two at once."""
+    return load_recipe(
+        write_recipe(
+            trainer={"weight_sync_steps": 12},
+            engine={"max_num_seqs": 16},
+            evaluation={"num_prompts": 32, "num_generations": 4},
+        )
+    )
+
+
+def fill(recipe: Recipe, model: Path, folder: RoundFolder, round: Round, **workers: int) -> None:
+    sampler = Sampler(recipe, lambda _: model)
+    try:
+        sampler.fill(folder, round, **workers)
+    finally:
+        sampler.close()
+
+
+def completions(folder: RoundFolder) -> list[tuple[int, list[int], list[float], float]]:
+    return [
+        (group.position, completion.token_ids.tolist(), completion.logprobs.tolist(), float(reward))
+        for number in folder.stored_shards()
+        for group in folder.read_shard(number).groups
+        for completion, reward in zip(group.completions, group.rewards, strict=True)
+    ]
+
+
+def test_a_round_filled_in_pieces_is_bitwise_the_round_filled_at_once(recipe: Recipe, tiny_model: Path, tmp_path: Path):
+    round = plan_round(recipe, Countdown(), POLICY, 0)
+    whole, pieces = RoundFolder(tmp_path / "whole"), RoundFolder(tmp_path / "pieces")
+    fill(recipe, tiny_model, whole, round)
+    fill(recipe, tiny_model, pieces, round)
+    before = completions(whole)
+    assert completions(pieces) == before
+    for number in (1, 4, 5, 11):  # parts of three blocks, and one whole block
+        pieces.seal_path(number).unlink()
+    fill(recipe, tiny_model, pieces, round)
+    assert completions(pieces) == before
+    assert pieces.is_sealed()
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 5])
+def test_workers_together_make_what_one_makes_and_each_has_a_part(
+    recipe: Recipe, tiny_model: Path, tmp_path: Path, num_workers: int
+):
+    round = plan_evaluation(recipe, Countdown(), POLICY)
+    alone, together = RoundFolder(tmp_path / "alone"), RoundFolder(tmp_path / "together")
+    fill(recipe, tiny_model, alone, round)
+    for worker in range(num_workers):
+        before = len(together.stored_shards())
+        fill(recipe, tiny_model, together, round, worker=worker, num_workers=num_workers)
+        assert len(together.stored_shards()) > before
+    assert completions(together) == completions(alone)
+    assert together.is_sealed()
+
+
+def test_however_large_the_engine_training_may_start_after_a_quarter_of_the_round(
+    write_recipe, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    recipe = load_recipe(write_recipe(trainer={"weight_sync_steps": 12}, engine={"max_num_seqs": 10_000}))
+    asked: list[int] = []
+    sampler = Sampler(recipe, lambda _: tiny_model)
+    generate = sampler.engine.generate
+    monkeypatch.setattr(
+        sampler.engine, "generate", lambda requests, p: asked.append(len(requests)) or generate(requests, p)
+    )
+    sampler.fill(RoundFolder(tmp_path / "round"), plan_round(recipe, Countdown(), POLICY, 0))
+    sampler.close()
+    assert asked == [6, 6, 6, 6]  # of 24 prompts
+
+
+def test_told_to_stop_it_ends_after_the_shard_at_hand(recipe: Recipe, tiny_model: Path, tmp_path: Path):
+    folder, stored = RoundFolder(tmp_path / "round"), []
+    sampler = Sampler(
+        recipe, lambda _: tiny_model, lambda: len(stored) == 3, lambda event: stored.append(event["shard"])
+    )
+    sampler.fill(folder, plan_round(recipe, Countdown(), POLICY, 0))
+    sampler.close()
+    assert folder.stored_shards() == [0, 1, 2]
+
+
+def test_each_worker_of_a_broken_reward_says_so_and_stores_nothing(
+    write_recipe, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also the one with fewer prompts than others, all of which fail."""
+    (tmp_path / "broken_reward.py").write_text("def reward(prompts, completions, **_):\n    raise OSError('down')\n")
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "use {n} 2 make 3\\n"}}\n' for n in range(1, 10)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = str(tmp_path / "rows.jsonl")
+    task = {"name": "dataset", "dataset": rows, "eval_dataset": rows, "reward_func": "broken_reward:reward"}
+    recipe = load_recipe(
+        write_recipe(task=task, engine={"max_num_seqs": 4}, evaluation={"num_prompts": 9, "num_generations": 4})
+    )
+    folder = RoundFolder(tmp_path / "evaluation")
+    for worker in range(2):
+        sampler = Sampler(recipe, lambda _: tiny_model)
+        with pytest.raises(TaskError, match="groups in a row could not be graded"):
+            sampler.fill(folder, plan_evaluation(recipe, sampler.task, POLICY), worker=worker, num_workers=2)
+        sampler.close()
+    assert folder.stored_shards() == []
+
+
+def test_sampling_seconds_of_a_block_are_shared_by_its_shards(recipe: Recipe, tiny_model: Path, tmp_path: Path):
+    folder = RoundFolder(tmp_path / "round")
+    fill(recipe, tiny_model, folder, plan_round(recipe, Countdown(), POLICY, 0))
+    seals = [folder.shard_seal(number) for number in range(4)]
+    generation = [seal["sampling_s"] - seal["grading_s"] for seal in seals]
+    np.testing.assert_allclose(generation[::2], generation[1::2])
