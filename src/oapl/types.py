@@ -163,7 +163,7 @@ class Shard:
     groups: tuple[Group, ...]
     failed: tuple[FailedGroup, ...]
     sampling_s: float
-    """Seconds from the shard's first prompt to its last reward."""
+    """Seconds it took: its part of the shards that were sampled together, and its grading."""
     grading_s: float
     """The part of `sampling_s` spent on rewards."""
     mismatch: float
