@@ -2,7 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints-cpu.txt --editable
 
-.PHONY: quickstart test test-slow lint docs clean
+STUDIES := tuning lag variants offline passk
+
+.PHONY: quickstart test test-slow lint docs study clean
 
 quickstart: .venv/installed  ## train the countdown recipe and show what it learned
 	$(BIN)/oapl train recipes/countdown.toml --run_dir runs/quickstart
@@ -21,6 +23,9 @@ lint: .venv/installed-dev  ## style, types, layers
 
 docs: .venv/installed-dev  ## the documentation site, into site/
 	$(BIN)/mkdocs build --strict
+
+study: .venv/installed  ## the studies of docs/findings.md, hours on 2 cores; stopped, the same command goes on
+	for study in $(STUDIES); do $(BIN)/oapl study studies/$$study.toml || exit 1; done
 
 clean:  ## everything made here but .venv and runs
 	rm -rf site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
