@@ -12,7 +12,7 @@ from rich.table import Table
 
 from oapl.config import EngineConfig
 from oapl.engines.embedded import EmbeddedEngine
-from oapl.launch import environment
+from oapl.opening import environment
 from oapl.model import load_model, next_token_logprobs, resolve
 from oapl.types import Request, SamplingParams
 

@@ -1,30 +1,26 @@
-"""Who runs when: a run's phases, in one process or several, and what opens and closes a run."""
+"""Who runs when: a run's phases, in one process or several."""
 
 from __future__ import annotations
 
 import math
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from oapl.config import OAPLConfig, Recipe, differences, dump_recipe, load_recipe, may_change
+from oapl.config import OAPLConfig, Recipe
 from oapl.crew import Crew
-from oapl.errors import ConfigError, StoreError, TaskError
-from oapl.evaluation import best_step, read_scores
-from oapl.guard import WARNING, collapse_error
+from oapl.errors import ConfigError, StoreError
+from oapl.guard import WARNING
+from oapl.opening import check_not_collapsed, check_same_run, open_run
 from oapl.processes import stop_on_signal
 from oapl.progress import Progress
-from oapl.report import plot_pass_at_k, summarize, summarize_run
-from oapl.store import RoundFolder, RunFolder, Unscored, put_in_order
-from oapl.store.files import read_json, write_bytes, write_json
-from oapl.store.run import num_sampled
+from oapl.results import finish, is_finished, reported, summarize_evaluation, unvalidated
+from oapl.store import RoundFolder, RunFolder
+from oapl.store.files import read_json
 from oapl.tracking import make_trackers
 from oapl.types import Events, PolicyRef
 
@@ -70,15 +66,6 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         return finish(recipe, run, wall_s=time.monotonic() - start, resumed_from=resumed_from)
 
 
-def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
-    """Raises CollapseError where the guard has stopped the run before, unless it may go on now."""
-    if not run.collapse_path.exists():
-        return
-    if recipe.trainer.on_collapse == "stop":
-        raise collapse_error(run)
-    run.collapse_path.unlink()
-
-
 def beta2_warning(recipe: Recipe, surprise: float) -> str | None:
     """What to say of a beta2 that is too small for answers of this mean surprise (nats), or None."""
     if not isinstance(recipe.loss, OAPLConfig) or (hold := recipe.loss.beta2 * surprise) >= LEAST_HOLD:
@@ -88,198 +75,6 @@ def beta2_warning(recipe: Recipe, surprise: float) -> str | None:
         f"and right answers may be unlearnt. With {surprise:.1f} nats an answer, try loss.beta2 = "
         f"{GOOD_HOLD / surprise:.1g}."
     )
-
-
-def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
-    """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
-    with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
-        check_same_run(recipe, run)
-        recorded = recorded_rounds(recipe, run)
-        trainer = recipe.trainer
-        notes = put_in_order(
-            run,
-            steps_per_round=trainer.weight_sync_steps,
-            shards_per_round=trainer.shards_per_round,
-            num_rounds=trainer.num_rounds,
-            policy_of_round=recipe.policy_of_round,
-            unscored=partial(unscored, recipe, run),
-        )
-        if (step := max(run.checkpoint_steps(), default=0)) > trainer.num_steps:
-            raise ConfigError(
-                f"{run.path} has been trained for {step} steps, more than trainer.num_steps = {trainer.num_steps}. "
-                f"Give at least {step}, or choose another run_dir."
-            )
-        write_bytes(run.config_path, dump_recipe(recipe).encode())
-        for index, source in recorded.items():
-            run.round(index).import_from(source)
-        check_whole_imports(run)
-        write_json(run.path / "environment.json", environment())
-        return notes
-
-
-def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
-    """The rounds of another run that this one trains on, by index: all that are sealed, and not begun here already.
-
-    Raises ConfigError where there is none, or where one does not fit the recipe.
-    """
-    if recipe.launch.rounds_from is None:
-        return {}
-    source = RunFolder(recipe.launch.rounds_from)
-    has_some = any(run.round(index).is_imported() for index in run.round_indices())
-    sealed = [i for i in source.round_indices() if i < recipe.trainer.num_rounds and source.round(i).is_sealed()]
-    if not sealed and not has_some:
-        raise ConfigError(
-            f"launch.rounds_from = {recipe.launch.rounds_from!r} holds no sealed round. Give the folder of a run whose "
-            f"rounds are full: `oapl sample RECIPE --run_dir DIR` fills them."
-        )
-    recorded = {i: source.round(i) for i in sealed if run.round(i).is_imported() or not run.round(i).is_open()}
-    if recorded:
-        check_same_task(recipe, source)
-    for folder in recorded.values():
-        check_fits(recipe, folder)
-    return recorded
-
-
-def check_same_task(recipe: Recipe, source: RunFolder) -> None:
-    """Raises ConfigError where the other run's completions answer other problems."""
-    stored = load_recipe(source.config_path).task
-    for name, asked in recipe.task.model_dump().items():
-        if getattr(stored, name) != asked and not may_change(f"task.{name}"):
-            raise ConfigError(
-                f"{source.path} was recorded with task.{name} = {getattr(stored, name)!r}, "
-                f"the recipe asks for {asked!r}."
-            )
-
-
-def check_whole_imports(run: RunFolder) -> None:
-    """Raises StoreError where a round that was brought in has lost shards, and its source has them no longer."""
-    for folder in (run.round(index) for index in run.round_indices()):
-        if folder.is_imported() and not folder.is_sealed():
-            raise StoreError(
-                f"{folder.path} lacks some of its shards, and launch.rounds_from no longer has that round. Restore it, "
-                f"or start a new run_dir."
-            )
-
-
-def check_fits(recipe: Recipe, folder: RoundFolder) -> None:
-    """Raises ConfigError where a recorded round is not shaped like the recipe's own would be."""
-    round = folder.load()
-    facts = {
-        "sampling.temperature": (round.sampling.temperature, recipe.sampling.temperature),
-        "sampling.num_generations": (round.sampling.num_generations, recipe.sampling.num_generations),
-        "sampling.max_completion_length": (round.sampling.max_completion_length, recipe.sampling.max_completion_length),
-        "trainer.prompts_per_step": (round.prompts_per_shard, recipe.trainer.prompts_per_step),
-        "trainer.weight_sync_steps / trainer.num_epochs": (round.num_shards, recipe.trainer.shards_per_round),
-    }
-    for name, (stored, asked) in facts.items():
-        if stored != asked:
-            raise ConfigError(f"{folder.path} was recorded with {name} = {stored}, the recipe asks for {asked}.")
-
-
-def check_same_run(recipe: Recipe, run: RunFolder) -> None:
-    """Raises ConfigError where the folder holds a run that this recipe would change, or the rest of one."""
-    if run.is_pruned():
-        raise ConfigError(
-            f"{run.path} holds the results of a run whose rounds and policies were removed once it had ended "
-            f"({run.pruned_path.name} lists them), so it cannot be continued. Choose another run_dir for a new run."
-        )
-    if not run.round_indices() and not run.policy_versions():
-        return  # nothing was made with whatever settings
-    if not run.config_path.exists():
-        raise ConfigError(
-            f"{run.path} holds rounds or policies but no config.toml. Restore it, or choose another run_dir."
-        )
-    changed = differences(load_recipe(run.config_path), recipe)
-    if changed:
-        raise ConfigError(
-            f"{run.path} holds a run with other settings ({'; '.join(changed)}). "
-            f"Restore the settings to continue it, or choose another run_dir for a new run."
-        )
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine facts that a result may depend on."""
-    packages = ("oapl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic")
-    versions = {}
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(), **versions}
-
-
-def is_finished(recipe: Recipe, run: RunFolder) -> bool:
-    """Whether nothing is left to train or evaluate."""
-    return not unscored(recipe, run)
-
-
-def unscored(recipe: Recipe, run: RunFolder) -> Unscored:
-    """What the run has yet to score. Which snapshot is to be evaluated shows once all are validated."""
-    last = recipe.trainer.num_rounds
-    versions = {0} if recipe.evaluation.eval_on_start and not run.is_evaluated(0) else set()
-    if recipe.selection is None:
-        return Unscored(frozenset(versions if run.is_evaluated(last) else {*versions, last}))
-    steps = unvalidated(recipe, run)
-    if not steps:
-        folder, find = reported(recipe, run)
-        if not folder.is_complete_of(policy := find()):
-            assert policy is not None
-            steps = [policy.step]
-    return Unscored(frozenset(versions | ({0} & set(steps))), frozenset(steps) - {0})
-
-
-def unvalidated(recipe: Recipe, run: RunFolder) -> list[int]:
-    """The steps of the snapshots whose validation is still to be sampled; 0 is the model as it came."""
-    if recipe.selection is None:
-        return []
-    return [step for step in (0, *recipe.snapshot_steps) if not run.is_validated(step)]
-
-
-def validation_scores(recipe: Recipe, run: RunFolder) -> dict[int, float]:
-    """pass@1 of every snapshot on the validation problems, by step."""
-    threshold = recipe.task.success_threshold
-    scores = {step: read_scores(run.validation(step), threshold) for step in (0, *recipe.snapshot_steps)}
-    graded = set.intersection(*(set(each.num_correct) for each in scores.values()))  # what failed once counts nowhere
-    if not graded:
-        raise TaskError("no validation problem was graded for every snapshot, so none of them can be chosen.")
-    return {step: each.success(graded) for step, each in scores.items()}
-
-
-def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], PolicyRef | None]]:
-    """The final evaluation's folder and weights: the last policy, or the best of the snapshots, all validated."""
-    if recipe.selection is None:
-        last = recipe.trainer.num_rounds
-        return run.evaluation(last), partial(run.policy, last)
-    step = best_step(validation_scores(recipe, run))
-    return run.selected(step), partial(run.snapshot, step)
-
-
-def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:
-    """Writes summary.json and the picture from what the run folder holds."""
-    threshold = recipe.task.success_threshold
-    base = read_scores(run.evaluation(0), threshold) if recipe.evaluation.eval_on_start else None
-    final = read_scores(reported(recipe, run)[0], threshold)
-    metrics = run.metrics()
-    summary = {
-        **summarize_run(base, final),
-        **summarize_selection(recipe, run),
-        "num_steps": recipe.trainer.num_steps,
-        "num_completions": num_sampled(metrics),
-        "seed": recipe.seed,
-        "wall_s": wall_s,
-        "training_s": sum(record["save_s"] + record["wait_s"] + record["step_s"] for record in metrics),
-        "resumed_from_step": resumed_from,
-    }
-    plot_pass_at_k(summary, run.path / "pass_at_k.png")
-    write_json(run.summary_path, summary)
-    return summary
-
-
-def summarize_selection(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
-    """What the choice was made by; nothing where there was none to make."""
-    if recipe.selection is None:
-        return {}
-    scores = validation_scores(recipe, run)
-    return {"selection": {"step": best_step(scores), "pass@1": {str(step): score for step, score in scores.items()}}}
 
 
 def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
@@ -330,12 +125,6 @@ def evaluate_model(recipe: Recipe, name_or_path: str, progress: Progress, output
         progress.phase(f"evaluating {name_or_path}")
         roles.evaluate_model(recipe, name_or_path, events, folder)
     return summarize_evaluation(recipe, folder)
-
-
-def summarize_evaluation(recipe: Recipe, folder: RoundFolder) -> dict[str, Any]:
-    summary = summarize(read_scores(folder, recipe.task.success_threshold))
-    write_json(folder.path / "summary.json", summary)
-    return summary
 
 
 @contextmanager

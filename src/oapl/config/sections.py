@@ -1,22 +1,14 @@
-"""The recipe: every setting of a run, read from TOML and the command line, checked before anything starts.
-
-Names follow TRL, Transformers and vLLM. This module imports nothing heavy, so help and checks are instant.
-"""
+"""Every setting of a run: its name, type, default, and what it means. Names follow TRL, Transformers and vLLM."""
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-
-from oapl.errors import ConfigError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -152,7 +144,7 @@ class ReinforceConfig(Section):
     kind: Literal["reinforce"] = Field(description="The plain policy gradient with a leave-one-out baseline.")
 
 
-def _loss_kind(value: Any) -> Any:
+def loss_kind(value: Any) -> Any:
     return value.get("kind", "oapl") if isinstance(value, Mapping) else getattr(value, "kind", "oapl")
 
 
@@ -162,7 +154,7 @@ _TaggedLoss = Annotated[
     | Annotated[GRPOConfig, Tag("grpo")]
     | Annotated[GRPOPlusConfig, Tag("grpo_plus")]
     | Annotated[ReinforceConfig, Tag("reinforce")],
-    Discriminator(_loss_kind),
+    Discriminator(loss_kind),
 ]
 
 
@@ -341,188 +333,3 @@ class Recipe(BaseSettings):
         """Nats a token by which engine and trainer may differ on a policy's probe."""
         coarse = self.trainer.bf16 or self.engine.dtype == "bfloat16"
         return self.engine.probe_tolerance or (0.1 if coarse else 1e-3)
-
-
-MAY_CHANGE = (
-    "engine.",
-    "tracking.",
-    "launch.kind",
-    "launch.rounds_from",
-    "trainer.num_steps",
-    "model.attn_implementation",
-    "trainer.max_tokens_per_microbatch",
-    "trainer.device",
-    "trainer.num_threads",
-    "trainer.save_",
-    "trainer.on_collapse",
-    "task.reward_timeout_s",
-    "evaluation.num_workers",
-)
-"""How the settings begin that a resumed run may change: where, how fast and how long it runs, not what it does."""
-
-
-def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """Reads a TOML recipe, with `overrides` (nested like the recipe) on top. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: the recipe cannot be read ({error.strerror}). Give the path of a TOML file."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML, which is UTF-8: {error}.") from error
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    merged = merge(values, overrides or {})
-    try:
-        return Recipe(**merged)
-    except ValidationError as error:
-        raise ConfigError(
-            "\n".join(_explain(problem, path, text, overrides or {}) for problem in error.errors())
-        ) from error
-
-
-def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as TOML. `load_recipe` reads it back to an equal recipe."""
-    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `over` on top, section by section. A loss of another kind takes the whole section's place."""
-    merged = dict(base)
-    for key, value in over.items():
-        inner = merged.get(key)
-        if key == "loss" and _is_other_kind(inner, value):
-            inner = None
-        merged[key] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
-    return merged
-
-
-def may_change(key: str) -> bool:
-    """Whether a resumed run may have another value of a setting, named as `section.key`."""
-    return key.startswith(MAY_CHANGE)
-
-
-def differences(stored: Recipe, asked: Recipe) -> list[str]:
-    """What a resumed run may not change but `asked` does, as `key: stored -> asked`."""
-    return [text for key, text in all_differences(stored, asked).items() if not may_change(key)]
-
-
-def all_differences(stored: Recipe, asked: Recipe) -> dict[str, str]:
-    """Every setting that `asked` changes, as `key: stored -> asked`, by its key."""
-    old, new = _flatten(stored.model_dump()), _flatten(asked.model_dump())
-    return {
-        key: f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    }
-
-
-def setting_names(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
-    """Every key of a recipe, dotted: `loss.beta2`."""
-    names = []
-    for name, field in model.model_fields.items():
-        sections = sections_of(field.annotation)
-        for section in sections:
-            names += [key for key in setting_names(section, f"{prefix}{name}.") if key not in names]
-        if not sections:
-            names.append(prefix + name)
-    return names
-
-
-def sections_of(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a field may hold: one, the members of a union, or none for a plain value."""
-    if isinstance(annotation, type):
-        return [annotation] if issubclass(annotation, BaseModel) else []
-    return [section for argument in get_args(annotation) for section in sections_of(argument)]
-
-
-def nearest_setting(name: str) -> str | None:
-    """The key or section most like a misspelt one: first by its whole name, then by its last part."""
-    names = [*setting_names(), *Recipe.model_fields]
-    if matches := difflib.get_close_matches(name, names, n=1, cutoff=0.75):
-        return matches[0]
-    last = {key.rpartition(".")[2]: key for key in reversed(names)}
-    matches = difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.75)
-    return last[matches[0]] if matches else None
-
-
-def command_line_source(parser: Any) -> CliSettingsSource[Any]:
-    """Adds every setting to an argparse parser as `--section.key`; called with `args=`, holds what was given."""
-    return CliSettingsSource(Recipe, root_parser=parser, cli_parse_none_str="none")
-
-
-def _is_other_kind(loss: Any, over: Any) -> bool:
-    kind = over.get("kind") if isinstance(over, Mapping) else None
-    return kind is not None and isinstance(loss, Mapping) and kind != _loss_kind(loss)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value and prefix == "":
-            flat |= _flatten(value, f"{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) -> str:
-    """One line on one thing wrong with a recipe: where, what, the value, and what to do."""
-    location: Sequence[Any] = problem["loc"]
-    if location[:1] == ("loss",):
-        location = ("loss", *location[2:])  # without the kind, which is no part of a key
-    if problem["type"] == "union_tag_invalid":
-        location = (*location, "kind")
-    name = ".".join(str(part) for part in location)
-    message = problem["msg"].removeprefix("Value error, ")
-    # The checks of a whole section begin their message with the key at fault.
-    place = [*location, *message.split()[0].split(".")] if problem["type"] == "value_error" else location
-    if _is_given(overrides, place):
-        where = f"--{'.'.join(str(part) for part in place)}"
-    else:
-        where = f"{path}{_line_of(text, place) or _line_of(text, location)}" + (f": {name}" if name else "")
-    if problem["type"] == "extra_forbidden":
-        if name in setting_names():
-            return f"{where} is a setting of another loss.kind than {problem['loc'][1]!r}."
-        guess = nearest_setting(name)
-        return f"{where} is not a setting" + (
-            f"; did you mean {guess}?" if guess else ". `oapl train --help` lists them."
-        )
-    if problem["type"] == "union_tag_invalid":
-        return f"{where} = {problem['ctx']['tag']!r} is not a loss; there are {problem['ctx']['expected_tags']}."
-    if problem["type"] == "missing":
-        return f"{where} is missing: add it to the recipe."
-    if problem["type"] == "value_error":
-        return f"{where}: {message}."
-    message = message[0].lower() + message[1:]
-    hint = "; the paper uses 1 and 1e-3" if name in ("loss.beta1", "loss.beta2") else ""
-    return f"{where} = {problem['input']!r}: {message}{hint}."
-
-
-def _is_given(overrides: Mapping[str, Any], location: Sequence[Any]) -> bool:
-    value: Any = overrides
-    for part in location:
-        if not isinstance(value, Mapping):
-            return True  # an item of a list that was given
-        if part not in value:
-            return False
-        value = value[part]
-    return True
-
-
-def _line_of(text: str, location: Sequence[Any]) -> str:
-    """`:14` where the recipe sets the key on line 14, else nothing."""
-    section, name = "", ".".join(part for part in location if isinstance(part, str))
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := re.match(r"\s*\[([\w.]+)\]", line):
-            section = match[1]
-            if section == name:
-                return f":{number}"
-        elif match := re.match(r"\s*([\w.]+)\s*=", line):
-            dotted = f"{section}.{match[1]}" if section else match[1]
-            if dotted == name:
-                return f":{number}"
-    return ""

@@ -1,0 +1,112 @@
+"""Recipes as files and as overrides: read, laid over each other, compared, and written."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+from pydantic_settings import CliSettingsSource
+
+from oapl.config.messages import explain
+from oapl.config.sections import Recipe, loss_kind
+from oapl.errors import ConfigError
+
+MAY_CHANGE = (
+    "engine.",
+    "tracking.",
+    "launch.kind",
+    "launch.rounds_from",
+    "trainer.num_steps",
+    "model.attn_implementation",
+    "trainer.max_tokens_per_microbatch",
+    "trainer.device",
+    "trainer.num_threads",
+    "trainer.save_",
+    "trainer.on_collapse",
+    "task.reward_timeout_s",
+    "evaluation.num_workers",
+)
+"""How the settings begin that a resumed run may change: where, how fast and how long it runs, not what it does."""
+
+
+def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Reads a TOML recipe, with `overrides` (nested like the recipe) on top. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the recipe cannot be read ({error.strerror}). Give the path of a TOML file."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML, which is UTF-8: {error}.") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    merged = merge(values, overrides or {})
+    try:
+        return Recipe(**merged)
+    except ValidationError as error:
+        raise ConfigError(
+            "\n".join(explain(problem, path, text, overrides or {}) for problem in error.errors())
+        ) from error
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as TOML. `load_recipe` reads it back to an equal recipe."""
+    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top, section by section. A loss of another kind takes the whole section's place."""
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        if key == "loss" and _is_other_kind(inner, value):
+            inner = None
+        merged[key] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def may_change(key: str) -> bool:
+    """Whether a resumed run may have another value of a setting, named as `section.key`."""
+    return key.startswith(MAY_CHANGE)
+
+
+def differences(stored: Recipe, asked: Recipe) -> list[str]:
+    """What a resumed run may not change but `asked` does, as `key: stored -> asked`."""
+    return [text for key, text in all_differences(stored, asked).items() if not may_change(key)]
+
+
+def all_differences(stored: Recipe, asked: Recipe) -> dict[str, str]:
+    """Every setting that `asked` changes, as `key: stored -> asked`, by its key."""
+    old, new = _flatten(stored.model_dump()), _flatten(asked.model_dump())
+    return {
+        key: f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    }
+
+
+def command_line_source(parser: Any) -> CliSettingsSource[Any]:
+    """Adds every setting to an argparse parser as `--section.key`; called with `args=`, holds what was given."""
+    return CliSettingsSource(Recipe, root_parser=parser, cli_parse_none_str="none")
+
+
+def _is_other_kind(loss: Any, over: Any) -> bool:
+    kind = over.get("kind") if isinstance(over, Mapping) else None
+    return kind is not None and isinstance(loss, Mapping) and kind != loss_kind(loss)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and prefix == "":
+            flat |= _flatten(value, f"{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,143 @@
+"""What opens a run: the checks before anything starts, the folder put in order, recorded rounds brought in."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from oapl.config import Recipe, differences, dump_recipe, load_recipe, may_change
+from oapl.errors import ConfigError, StoreError
+from oapl.guard import collapse_error
+from oapl.results import unscored
+from oapl.store import RoundFolder, RunFolder, put_in_order
+from oapl.store.files import write_bytes, write_json
+
+
+def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
+    """Raises CollapseError where the guard has stopped the run before, unless it may go on now."""
+    if not run.collapse_path.exists():
+        return
+    if recipe.trainer.on_collapse == "stop":
+        raise collapse_error(run)
+    run.collapse_path.unlink()
+
+
+def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
+    """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
+    with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
+        check_same_run(recipe, run)
+        recorded = recorded_rounds(recipe, run)
+        trainer = recipe.trainer
+        notes = put_in_order(
+            run,
+            steps_per_round=trainer.weight_sync_steps,
+            shards_per_round=trainer.shards_per_round,
+            num_rounds=trainer.num_rounds,
+            policy_of_round=recipe.policy_of_round,
+            unscored=partial(unscored, recipe, run),
+        )
+        if (step := max(run.checkpoint_steps(), default=0)) > trainer.num_steps:
+            raise ConfigError(
+                f"{run.path} has been trained for {step} steps, more than trainer.num_steps = {trainer.num_steps}. "
+                f"Give at least {step}, or choose another run_dir."
+            )
+        write_bytes(run.config_path, dump_recipe(recipe).encode())
+        for index, source in recorded.items():
+            run.round(index).import_from(source)
+        check_whole_imports(run)
+        write_json(run.path / "environment.json", environment())
+        return notes
+
+
+def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
+    """The rounds of another run that this one trains on, by index: all that are sealed, and not begun here already.
+
+    Raises ConfigError where there is none, or where one does not fit the recipe.
+    """
+    if recipe.launch.rounds_from is None:
+        return {}
+    source = RunFolder(recipe.launch.rounds_from)
+    has_some = any(run.round(index).is_imported() for index in run.round_indices())
+    sealed = [i for i in source.round_indices() if i < recipe.trainer.num_rounds and source.round(i).is_sealed()]
+    if not sealed and not has_some:
+        raise ConfigError(
+            f"launch.rounds_from = {recipe.launch.rounds_from!r} holds no sealed round. Give the folder of a run whose "
+            f"rounds are full: `oapl sample RECIPE --run_dir DIR` fills them."
+        )
+    recorded = {i: source.round(i) for i in sealed if run.round(i).is_imported() or not run.round(i).is_open()}
+    if recorded:
+        check_same_task(recipe, source)
+    for folder in recorded.values():
+        check_fits(recipe, folder)
+    return recorded
+
+
+def check_same_task(recipe: Recipe, source: RunFolder) -> None:
+    """Raises ConfigError where the other run's completions answer other problems."""
+    stored = load_recipe(source.config_path).task
+    for name, asked in recipe.task.model_dump().items():
+        if getattr(stored, name) != asked and not may_change(f"task.{name}"):
+            raise ConfigError(
+                f"{source.path} was recorded with task.{name} = {getattr(stored, name)!r}, "
+                f"the recipe asks for {asked!r}."
+            )
+
+
+def check_whole_imports(run: RunFolder) -> None:
+    """Raises StoreError where a round that was brought in has lost shards, and its source has them no longer."""
+    for folder in (run.round(index) for index in run.round_indices()):
+        if folder.is_imported() and not folder.is_sealed():
+            raise StoreError(
+                f"{folder.path} lacks some of its shards, and launch.rounds_from no longer has that round. Restore it, "
+                f"or start a new run_dir."
+            )
+
+
+def check_fits(recipe: Recipe, folder: RoundFolder) -> None:
+    """Raises ConfigError where a recorded round is not shaped like the recipe's own would be."""
+    round = folder.load()
+    facts = {
+        "sampling.temperature": (round.sampling.temperature, recipe.sampling.temperature),
+        "sampling.num_generations": (round.sampling.num_generations, recipe.sampling.num_generations),
+        "sampling.max_completion_length": (round.sampling.max_completion_length, recipe.sampling.max_completion_length),
+        "trainer.prompts_per_step": (round.prompts_per_shard, recipe.trainer.prompts_per_step),
+        "trainer.weight_sync_steps / trainer.num_epochs": (round.num_shards, recipe.trainer.shards_per_round),
+    }
+    for name, (stored, asked) in facts.items():
+        if stored != asked:
+            raise ConfigError(f"{folder.path} was recorded with {name} = {stored}, the recipe asks for {asked}.")
+
+
+def check_same_run(recipe: Recipe, run: RunFolder) -> None:
+    """Raises ConfigError where the folder holds a run that this recipe would change, or the rest of one."""
+    if run.is_pruned():
+        raise ConfigError(
+            f"{run.path} holds the results of a run whose rounds and policies were removed once it had ended "
+            f"({run.pruned_path.name} lists them), so it cannot be continued. Choose another run_dir for a new run."
+        )
+    if not run.round_indices() and not run.policy_versions():
+        return  # nothing was made with whatever settings
+    if not run.config_path.exists():
+        raise ConfigError(
+            f"{run.path} holds rounds or policies but no config.toml. Restore it, or choose another run_dir."
+        )
+    changed = differences(load_recipe(run.config_path), recipe)
+    if changed:
+        raise ConfigError(
+            f"{run.path} holds a run with other settings ({'; '.join(changed)}). "
+            f"Restore the settings to continue it, or choose another run_dir for a new run."
+        )
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine facts that a result may depend on."""
+    packages = ("oapl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic")
+    versions = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(), **versions}

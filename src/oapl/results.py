@@ -1,0 +1,97 @@
+"""What a run has scored and has yet to score, which of its weights it reports, and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from oapl.config import Recipe
+from oapl.errors import TaskError
+from oapl.evaluation import best_step, read_scores
+from oapl.report import plot_pass_at_k, summarize, summarize_run
+from oapl.store import RoundFolder, RunFolder, Unscored
+from oapl.store.files import write_json
+from oapl.store.run import num_sampled
+from oapl.types import PolicyRef
+
+
+def is_finished(recipe: Recipe, run: RunFolder) -> bool:
+    """Whether nothing is left to train or evaluate."""
+    return not unscored(recipe, run)
+
+
+def unscored(recipe: Recipe, run: RunFolder) -> Unscored:
+    """What the run has yet to score. Which snapshot is to be evaluated shows once all are validated."""
+    last = recipe.trainer.num_rounds
+    versions = {0} if recipe.evaluation.eval_on_start and not run.is_evaluated(0) else set()
+    if recipe.selection is None:
+        return Unscored(frozenset(versions if run.is_evaluated(last) else {*versions, last}))
+    steps = unvalidated(recipe, run)
+    if not steps:
+        folder, find = reported(recipe, run)
+        if not folder.is_complete_of(policy := find()):
+            assert policy is not None
+            steps = [policy.step]
+    return Unscored(frozenset(versions | ({0} & set(steps))), frozenset(steps) - {0})
+
+
+def unvalidated(recipe: Recipe, run: RunFolder) -> list[int]:
+    """The steps of the snapshots whose validation is still to be sampled; 0 is the model as it came."""
+    if recipe.selection is None:
+        return []
+    return [step for step in (0, *recipe.snapshot_steps) if not run.is_validated(step)]
+
+
+def validation_scores(recipe: Recipe, run: RunFolder) -> dict[int, float]:
+    """pass@1 of every snapshot on the validation problems, by step."""
+    threshold = recipe.task.success_threshold
+    scores = {step: read_scores(run.validation(step), threshold) for step in (0, *recipe.snapshot_steps)}
+    graded = set.intersection(*(set(each.num_correct) for each in scores.values()))  # what failed once counts nowhere
+    if not graded:
+        raise TaskError("no validation problem was graded for every snapshot, so none of them can be chosen.")
+    return {step: each.success(graded) for step, each in scores.items()}
+
+
+def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], PolicyRef | None]]:
+    """The final evaluation's folder and weights: the last policy, or the best of the snapshots, all validated."""
+    if recipe.selection is None:
+        last = recipe.trainer.num_rounds
+        return run.evaluation(last), partial(run.policy, last)
+    step = best_step(validation_scores(recipe, run))
+    return run.selected(step), partial(run.snapshot, step)
+
+
+def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:
+    """Writes summary.json and the picture from what the run folder holds."""
+    threshold = recipe.task.success_threshold
+    base = read_scores(run.evaluation(0), threshold) if recipe.evaluation.eval_on_start else None
+    final = read_scores(reported(recipe, run)[0], threshold)
+    metrics = run.metrics()
+    summary = {
+        **summarize_run(base, final),
+        **summarize_selection(recipe, run),
+        "num_steps": recipe.trainer.num_steps,
+        "num_completions": num_sampled(metrics),
+        "seed": recipe.seed,
+        "wall_s": wall_s,
+        "training_s": sum(record["save_s"] + record["wait_s"] + record["step_s"] for record in metrics),
+        "resumed_from_step": resumed_from,
+    }
+    plot_pass_at_k(summary, run.path / "pass_at_k.png")
+    write_json(run.summary_path, summary)
+    return summary
+
+
+def summarize_selection(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+    """What the choice was made by; nothing where there was none to make."""
+    if recipe.selection is None:
+        return {}
+    scores = validation_scores(recipe, run)
+    return {"selection": {"step": best_step(scores), "pass@1": {str(step): score for step, score in scores.items()}}}
+
+
+def summarize_evaluation(recipe: Recipe, folder: RoundFolder) -> dict[str, Any]:
+    summary = summarize(read_scores(folder, recipe.task.success_threshold))
+    write_json(folder.path / "summary.json", summary)
+    return summary
