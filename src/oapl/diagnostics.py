@@ -57,7 +57,7 @@ class StepTotals:
             if len(chosen):
                 metrics[name] = chosen.mean().item()
         if right.any():
-            metrics["ratio_right"] = log_ratios[right].exp().mean().item()
+            metrics["ratio_right"] = log_ratios[right].double().exp().mean().item()
         return {
             **metrics,
             "effective_share": effective_share(log_ratios),

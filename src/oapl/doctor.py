@@ -12,8 +12,8 @@ from rich.table import Table
 
 from oapl.config import EngineConfig
 from oapl.engines.embedded import EmbeddedEngine
-from oapl.opening import environment
 from oapl.model import load_model, next_token_logprobs, resolve
+from oapl.opening import environment
 from oapl.types import Request, SamplingParams
 
 TOLERANCE = 1e-4

@@ -67,8 +67,11 @@ class Trainer:
         self.optimizer.step()
         self.step += 1
         self.consumed.append(digest)
+        sampled = shard_metrics(shard, threshold)
+        if self.objective.beta2 is not None:
+            sampled["hold"] = self.objective.beta2 * sampled["surprise"]
         return {
-            **shard_metrics(shard, threshold),
+            **sampled,
             **totals.metrics(threshold, self.objective),
             "grad_norm": norm.item(),
             "learning_rate": learning_rate,

@@ -115,6 +115,16 @@ CHARTS = (
         log=True,
     ),
     Chart(
+        "hold",
+        "policy",
+        "Hold: beta2 times an answer's surprise",
+        "reward",
+        (Line("hold", "hold"),),
+        "What an answer would have to lose in reward to vanish: how firmly beta2 holds the policy to its sampler.",
+        "Below 0.05: right answers may be unlearnt within one round. Above 2: the policy hardly moves.",
+        log=True,
+    ),
+    Chart(
         "lag",
         "policy",
         "Lag",
