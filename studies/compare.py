@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from oapl.evaluation import Scores, bootstrap_over_seeds, read_scores
+from oapl.evaluation import bootstrap_over_seeds
 from oapl.guard import Guard
 from oapl.store import RunFolder
 from oapl.store.files import read_json
 from oapl.store.run import num_sampled
 from oapl.study.matrix import Cell, load_study
+from oapl.study.tables import scores_of
 
 GAIN = 0.15
 COLLAPSED_BELOW = 0.5
@@ -61,20 +62,11 @@ def point(cell: Cell) -> tuple[tuple[str, Any], ...]:
     return tuple(cell.grid.items())
 
 
-def final_scores(cell: Cell, run: RunFolder) -> Scores:
-    """The scores of the weights that a run reports."""
-    selection = read_json(run.summary_path).get("selection")
-    if selection is None:
-        return read_scores(run.evaluation(cell.recipe.trainer.num_rounds), cell.recipe.task.success_threshold)
-    step = selection["step"]
-    return read_scores(run.evaluation(0) if step == 0 else run.selected(step), cell.recipe.task.success_threshold)
-
-
 def differences(
     settings: Sequence[tuple[Cell, ...]], runs: Mapping[str, RunFolder], reference: str
 ) -> list[dict[str, Any]]:
     """Each method less the reference at the same grid point, over the seeds that both have."""
-    scores = {(c.method, point(c), c.seed): final_scores(c, runs[c.name]) for cells in settings for c in cells}
+    scores = {(c.method, point(c), c.seed): scores_of(c, runs[c.name])[1] for cells in settings for c in cells}
     rows = []
     for cells in settings:
         method, grid = cells[0].method, point(cells[0])

@@ -55,7 +55,7 @@ def well_ended(cell: Cell, run: RunFolder) -> Outcome | None:
         return Outcome("collapsed", str(collapse["reason"]), int(collapse["step"]))
     if run.summary_path.exists():
         with suppress(StoreError):  # a damaged one is made again
-            if read_json(run.summary_path)["num_steps"] == cell.recipe.trainer.num_steps:
+            if read_json(run.summary_path, "num_steps")["num_steps"] == cell.recipe.trainer.num_steps:
                 return Outcome("finished")
     return None
 
