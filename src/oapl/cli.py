@@ -121,14 +121,14 @@ def train_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -
     from rich.console import Console
 
     from oapl import launch
+    from oapl.inspection import print_summary
     from oapl.progress import Progress
-    from oapl.report import summary_table
     from oapl.store import RunFolder
 
     console, run = Console(), RunFolder(run_dir_of(arguments))
     with Progress(recipe, console) as progress:
         summary = launch.train(recipe, run, progress)
-    console.print(summary_table(summary))
+    print_summary(summary, console)
     console.print(f"picture: {run.path / 'pass_at_k.png'}", highlight=False)
     console.print(f"summary: {run.summary_path}   more: oapl inspect {run.path}", highlight=False)
     return 0
@@ -208,7 +208,11 @@ def inspect_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
 def report_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
     from oapl.report.page import write_report
 
-    groups = max(0, arguments.groups)
+    groups = arguments.groups
+    if groups < 0:
+        raise ConfigError(f"--groups {groups}: give 0 for none, or a number of prompts.")
+    if arguments.output is not None and arguments.output.is_dir():
+        raise ConfigError(f"--output {arguments.output} is a folder: name the HTML file to write.")
     scorer = lazy_scorer() if groups and not arguments.no_scores else None
     path = write_report(arguments.paths, arguments.output, scorer, groups)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")

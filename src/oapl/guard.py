@@ -15,6 +15,9 @@ Record = Mapping[str, Any]
 WARNING = "warning"
 """Under this name a step's record carries the sign to whoever shows it; metrics.jsonl has numbers alone."""
 
+GOOD_HOLD = 0.5
+"""beta2 times the surprise of an answer (nats) that held the shipped model and let it learn (docs/findings.md)."""
+
 LEAST_STEPS = 10
 """A window holds at least so many steps."""
 LEAST_KEPT = 0.6

@@ -35,6 +35,8 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if run.collapse_path.exists():
+        console.print(str(collapse_error(run)), style="bold", markup=False, soft_wrap=True)
     console.print(
         f"policies sealed: {run.policy_versions()}   checkpoints: {run.checkpoint_steps()}",
         highlight=False,
@@ -54,8 +56,6 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
         )
         for group in islice(last_groups(run), num_groups):
             print_group(group, console)
-    if run.collapse_path.exists():
-        console.print(str(collapse_error(run)), style="bold", markup=False, soft_wrap=True)
     if run.summary_path.exists():
         try:
             print_summary(read_json(run.summary_path), console)
@@ -64,10 +64,15 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
+    """The table, with the choice that led to its weights, and the sign that they should not be trusted."""
     if "selection" in summary:
         chosen = summary["selection"]
         scores = ", ".join(f"{score:.3f} at {step}" for step, score in chosen["pass@1"].items())
-        console.print(f"chosen: step {chosen['step']}, by pass@1 on validation problems of {scores}", highlight=False)
+        what = f"step {chosen['step']}" if chosen["step"] else "the model as it came"
+        console.print(f"chosen: {what}, by pass@1 on validation problems of {scores}", highlight=False)
+    if "collapse_sign" in summary:
+        sign = summary["collapse_sign"]
+        console.print(f"sign of a collapse at step {sign['step']}: {sign['reason']}", style="bold", highlight=False)
     console.print(summary_table(summary))
 
 

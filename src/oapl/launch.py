@@ -14,7 +14,7 @@ from typing import Any
 from oapl.config import OAPLConfig, Recipe
 from oapl.crew import Crew
 from oapl.errors import ConfigError, StoreError
-from oapl.guard import WARNING
+from oapl.guard import GOOD_HOLD, WARNING
 from oapl.opening import check_not_collapsed, check_same_run, open_run
 from oapl.processes import stop_on_signal
 from oapl.progress import Progress
@@ -26,8 +26,6 @@ from oapl.types import Events, PolicyRef
 
 LEAST_HOLD = 0.05
 """beta2 times the surprise of an answer (nats) below which a run is warned: 0.005 collapses (docs/findings.md)."""
-GOOD_HOLD = 0.5
-"""The same of the shipped recipe, which learns."""
 
 
 def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -44,12 +42,14 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
                 return read_json(run.summary_path)
         resumed_from = max(run.checkpoint_steps(), default=0)
         check_not_collapsed(recipe, run)
+        warned: set[int] = set()
         trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
 
         def on_step(record: Mapping[str, Any]) -> None:
             if record["step"] == 1 and (warning := beta2_warning(recipe, record.get("surprise", math.inf))):
                 progress.note(warning)
-            if (warning := record.get(WARNING)) is not None:
+            if (warning := record.get(WARNING)) is not None and record["round"] not in warned:
+                warned.add(record["round"])  # once a round
                 progress.note(f"step {record['step']}: {warning}")
             progress.step(record)
             for tracker in trackers:
@@ -89,6 +89,7 @@ def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
                     progress.note(note)
                 ensure_first_policy(recipe, run)
         check_same_run(recipe, run)
+        check_not_collapsed(recipe, run)
         progress.phase("sampling")
         return roles.sample(recipe, run, events, follow=False)
 

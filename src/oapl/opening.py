@@ -61,6 +61,10 @@ def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
     if recipe.launch.rounds_from is None:
         return {}
     source = RunFolder(recipe.launch.rounds_from)
+    if source.path.resolve() == run.path.resolve():
+        raise ConfigError(f"launch.rounds_from = {recipe.launch.rounds_from!r} is the run's own folder. Leave it out.")
+    if source.is_pruned():
+        raise ConfigError(f"{source.path} is a study's run whose rounds were removed. Set the study's keep = 'all'.")
     has_some = any(run.round(index).is_imported() for index in run.round_indices())
     sealed = [i for i in source.round_indices() if i < recipe.trainer.num_rounds and source.round(i).is_sealed()]
     if not sealed and not has_some:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from oapl.config import Recipe
 from oapl.errors import TaskError
 from oapl.evaluation import best_step, read_scores
+from oapl.guard import Guard
 from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, Unscored
 from oapl.store.files import write_json
@@ -71,6 +72,7 @@ def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) 
     summary = {
         **summarize_run(base, final),
         **summarize_selection(recipe, run),
+        **collapse_signs(metrics),
         "num_steps": recipe.trainer.num_steps,
         "num_completions": num_sampled(metrics),
         "seed": recipe.seed,
@@ -81,6 +83,15 @@ def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) 
     plot_pass_at_k(summary, run.path / "pass_at_k.png")
     write_json(run.summary_path, summary)
     return summary
+
+
+def collapse_signs(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first sign of a collapse in a run's steps, whatever was done about it; nothing where there was none."""
+    guard = Guard()
+    for record in metrics:
+        if (sign := guard.observe(record)) is not None:
+            return {"collapse_sign": {"step": record["step"], "reason": sign}}
+    return {}
 
 
 def summarize_selection(recipe: Recipe, run: RunFolder) -> dict[str, Any]:

@@ -33,6 +33,8 @@ def score_groups(run: RunFolder, sampled: Sequence[SampledGroup], seconds: float
     With the run's newest policy, on the CPU. Raises StoreError or ModelError where that cannot be.
     """
     model, tokenizer, version = newest_policy(run)
+    if all(item.round.policy == run.policy(version) for item in sampled):
+        raise StoreError(f"policy {version} sampled all of these, and the run ended before it saved a later one")
     scores = TokenScores(version, [], [])
     end = time.monotonic() + seconds
     for item in sampled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 from oapl.config import OAPLConfig, Recipe
 from oapl.errors import CollapseError, StoreError
-from oapl.guard import WARNING, Guard, collapse_error
+from oapl.guard import GOOD_HOLD, WARNING, Guard, collapse_error
 from oapl.model import encode_prompt, save_policy
 from oapl.plan import shard_of_step
 from oapl.processes import wait_until
@@ -154,14 +155,18 @@ def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: 
     best_policy = recipe.policy_of_round(best_round)
     changes = [f"trainer.learning_rate below {recipe.trainer.learning_rate:g}"]
     if isinstance(recipe.loss, OAPLConfig):
-        changes.insert(0, f"loss.beta2 above {recipe.loss.beta2:g}")
+        enough = max(2 * recipe.loss.beta2, GOOD_HOLD / record.get("surprise", math.inf))
+        changes.insert(0, f"loss.beta2 = {enough:.1g} or more")
     if recipe.trainer.weight_sync_steps > 1:
         changes.append(f"trainer.weight_sync_steps below {recipe.trainer.weight_sync_steps}")
-    advice = (
-        f"Policy {best_policy} is good: {run.policy_path(best_policy)}. To go on from it, give it as "
-        f"model.name_or_path of a new run_dir, with {', or '.join(changes)}; or set trainer.on_collapse = 'warn' and "
-        f"run the same command."
-    )
+    if best_policy == 0:
+        start = "The best policy is the model it began with. Begin a new run_dir"
+    else:
+        start = (
+            f"Policy {best_policy} is good: {run.policy_path(best_policy)}. To go on from it, give it as "
+            f"model.name_or_path of a new run_dir"
+        )
+    advice = f"{start}, with {', or '.join(changes)}; or set trainer.on_collapse = 'warn' and run the same command."
     write_json(
         run.collapse_path,
         {"step": record["step"], "reason": reason, "best_policy": best_policy, "advice": advice},

@@ -58,7 +58,9 @@ def completions(
     run: RunFolder, recipe: Recipe, scorer: Scorer | None, max_groups: int, max_bytes: int
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The sample as JSON values, or None where no completion is left; and what could not be shown, and why."""
-    sampled, num_groups, notes = sample_groups(run, recipe.trainer.weight_sync_steps, max_groups)
+    metrics = run.metrics()
+    last_step = metrics[-1]["step"] if metrics else None
+    sampled, num_groups, notes = sample_groups(run, recipe.trainer.weight_sync_steps, max_groups, last_step)
     if not sampled:
         return None, notes
     scores = None
@@ -85,8 +87,13 @@ def completions(
     }, notes
 
 
-def sample_groups(run: RunFolder, steps_per_round: int, max_groups: int) -> tuple[list[SampledGroup], int, list[str]]:
-    """The sample, those to drop first last; how many groups the run has asked for so far; and what was damaged."""
+def sample_groups(
+    run: RunFolder, steps_per_round: int, max_groups: int, last_step: int | None = None
+) -> tuple[list[SampledGroup], int, list[str]]:
+    """The sample, those to drop first last; of how many groups it is; and what was damaged.
+
+    Groups of steps after `last_step`, which no step was trained on, are no part of it.
+    """
     notes: list[str] = []
     rounds: dict[int, Round] = {}
     shards: list[tuple[int, int]] = []
@@ -99,7 +106,11 @@ def sample_groups(run: RunFolder, steps_per_round: int, max_groups: int) -> tupl
             notes.append(f"Round {index} is left out: {error}")
             continue
         first_step[index] = index * steps_per_round + 1
-        shards += [(index, number) for number in folder.stored_shards() if number < rounds[index].num_shards]
+        shards += [
+            (index, number)
+            for number in folder.stored_shards()
+            if number < rounds[index].num_shards and (last_step is None or first_step[index] + number <= last_step)
+        ]
     num_groups = sum(len(rounds[index].positions(number)) for index, number in shards)
     if not shards or max_groups < 1:
         return [], num_groups, notes
