@@ -165,3 +165,15 @@ def test_a_folder_without_sealed_rounds_is_refused(write_recipe, run: RunFolder,
 def test_epochs_must_divide_a_round(write_recipe, run: RunFolder, capsys):
     assert command("train", write_recipe(trainer={"num_epochs": 3}), run) == 2
     assert "num_epochs = 3 must divide weight_sync_steps = 4" in capsys.readouterr().err
+
+
+def test_a_run_cannot_record_for_itself(write_recipe, recorded: RunFolder, capsys):
+    recipe = write_recipe(trainer={"num_steps": 4})
+    assert command("train", recipe, recorded, "--launch.rounds_from", str(recorded.path)) == 2
+    assert "is the run's own folder" in capsys.readouterr().err
+
+
+def test_a_pruned_run_has_no_rounds_to_give(write_recipe, recorded: RunFolder, run: RunFolder, capsys):
+    recorded.prune()
+    assert command("train", write_recipe(), run, "--launch.rounds_from", str(recorded.path)) == 2
+    assert "whose rounds were removed. Set the study's keep = 'all'" in capsys.readouterr().err

@@ -767,3 +767,17 @@ def test_a_studys_page_compares_methods_and_marks_what_collapsed(page: Page, stu
     points = page.value("document.getElementById('plot-setting-trainer-weight_sync_steps-1').data.map((t) => t.y)")
     assert points == [[pytest.approx(0.5), pytest.approx(0.45)], [pytest.approx(0.4), pytest.approx(0.3)]]
     page.picture("study")
+
+
+def test_an_output_that_is_a_folder_and_less_than_no_groups_are_refused(tmp_path: Path, capsys):
+    assert main(["report", str(tmp_path), "--output", str(tmp_path)]) == 2
+    assert "is a folder: name the HTML file to write" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "--groups", "-1"]) == 2
+    assert "--groups -1: give 0 for none" in capsys.readouterr().err
+
+
+def test_steps_that_were_sampled_and_not_trained_on_are_left_out(tmp_path: Path):
+    run = make_run(tmp_path / "run", rounds=2, sync=5)
+    sampled, num_groups, _ = sample_groups(run, 5, 30, last_step=7)
+    assert {item.step for item in sampled} == {1, 2, 3, 4, 5, 6, 7}
+    assert num_groups == sample_groups(run, 5, 30)[1] * 7 / 10
