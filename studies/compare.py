@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from oapl.evaluation import bootstrap_over_seeds
-from oapl.guard import Guard
+from oapl.guard import first_sign
 from oapl.store import RunFolder
 from oapl.store.files import read_json
 from oapl.store.run import num_sampled
@@ -110,14 +110,13 @@ def first_gain(cell: Cell, run: RunFolder) -> tuple[int, float] | None:
 
 def guard_row(cell: Cell, run: RunFolder) -> dict[str, Any]:
     """When the guard would have stopped a run, and what became of it."""
-    guard = Guard()
-    fired = next((record["step"] for record in run.metrics() if guard.observe(record) is not None), None)
+    first = first_sign(run.metrics())
     curve = list(read_json(run.summary_path)["selection"]["pass@1"].values())
     return {
         "method": cell.method,
         **cell.grid,
         "seed": cell.seed,
-        "fired_at": fired,
+        "fired_at": first and first[0],
         "base": curve[0],
         "last": curve[-1],
         "best": max(curve),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from oapl.errors import CollapseError
@@ -97,6 +97,12 @@ class Guard:
         if success < LEAST_SUCCESS * self._best:
             return f"the sampler's share of right answers fell to {success:.3f}, from {self._best:.3f} at its best"
         return None
+
+
+def first_sign(metrics: Iterable[Record]) -> tuple[int, str] | None:
+    """The step of a run that first showed a sign, and the sign; None where none did."""
+    guard = Guard()
+    return next(((record["step"], sign) for record in metrics if (sign := guard.observe(record)) is not None), None)
 
 
 def collapse_error(run: RunFolder) -> CollapseError:

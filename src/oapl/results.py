@@ -9,7 +9,7 @@ from typing import Any
 from oapl.config import Recipe
 from oapl.errors import TaskError
 from oapl.evaluation import best_step, read_scores
-from oapl.guard import Guard
+from oapl.guard import first_sign
 from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, Unscored
 from oapl.store.files import write_json
@@ -87,11 +87,10 @@ def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) 
 
 def collapse_signs(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The first sign of a collapse in a run's steps, whatever was done about it; nothing where there was none."""
-    guard = Guard()
-    for record in metrics:
-        if (sign := guard.observe(record)) is not None:
-            return {"collapse_sign": {"step": record["step"], "reason": sign}}
-    return {}
+    if (first := first_sign(metrics)) is None:
+        return {}
+    step, reason = first
+    return {"collapse_sign": {"step": step, "reason": reason}}
 
 
 def summarize_selection(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
