@@ -42,6 +42,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> LlamaForCausalLM:
+    if args.start_from is not None:
+        return LlamaForCausalLM.from_pretrained(args.start_from, dtype=torch.float32, attn_implementation="eager")
     torch.manual_seed(args.seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -113,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start_from", type=Path, help="a model made here, to train on, in place of a new one")
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--intermediate_size", type=int, default=384)
     parser.add_argument("--num_layers", type=int, default=5)
@@ -123,6 +126,7 @@ def main() -> None:
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--min_numbers", type=int, default=3)
     parser.add_argument("--max_numbers", type=int, default=4)
+    parser.add_argument("--largest_number", type=int, default=12)
     parser.add_argument(
         "--save_steps", type=int, nargs="*", default=[], help="save after these steps, in folders of their own"
     )
@@ -130,7 +134,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.num_threads)
 
-    task = Countdown(min_numbers=args.min_numbers, max_numbers=args.max_numbers)
+    task = Countdown(min_numbers=args.min_numbers, max_numbers=args.max_numbers, largest_number=args.largest_number)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, args)
     print(f"{model.num_parameters():,} parameters", flush=True)

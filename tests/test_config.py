@@ -450,6 +450,16 @@ def test_a_choice_called_none_can_be_given_on_the_command_line(
 @pytest.mark.parametrize(
     ("section", "message"),
     [
+        (
+            'kind = "grpo"\nimportance_sampling = "token_mask"\nepsilon = 0.3',
+            ":{}: loss: epsilon = 0.3 has no use with importance_sampling = 'token_mask': weights take the place "
+            "of the clip. Leave one of them out.",
+        ),
+        (
+            'kind = "grpo"\nimportance_sampling_clip_max = 4.0',
+            ":{}: loss: importance_sampling_clip_max = 4.0 has no use with importance_sampling = 'none': weights take "
+            "the place of the clip. Leave one of them out.",
+        ),
         ('kind = "grpo"\nbeta2 = 0.1', ":{}: loss.beta2 is a setting of another loss.kind than 'grpo'."),
         ("epsilon = 0.2", ":{}: loss.epsilon is a setting of another loss.kind than 'oapl'."),
         ('kind = "grpo"\nepsilom = 0.2', ":{}: loss.epsilom is not a setting; did you mean loss.epsilon?"),
@@ -509,7 +519,7 @@ def test_differences_name_what_a_resumed_run_may_not_change(write: WriteRecipe):
     assert differences(stored, asked) == [
         "loss.beta1: 5.0 -> 1.0",
         "sampling.temperature: 1.0 -> 0.7",
-        "task.args: {} -> {'max_numbers': 5}",
+        "task.args.max_numbers: None -> 5",
     ]
     assert differences(stored, stored) == []
 

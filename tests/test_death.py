@@ -238,7 +238,7 @@ def test_a_request_to_stop_saves_and_the_same_command_continues(write_recipe, tm
     launcher.send_signal(signal.SIGINT)
     _, stderr = launcher.communicate(timeout=120)
     assert launcher.returncode == 130
-    assert "The same command continues the run" in stderr.decode()
+    assert "The same command continues from there" in stderr.decode()
     stopped_at = run.checkpoint_steps()[-1]
     assert stopped_at == run.metrics()[-1]["step"]  # no step is lost
     launcher = start(recipe, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -155,6 +156,21 @@ def test_rounds_of_another_task_are_refused(write_recipe, recorded: RunFolder, r
     assert command("train", recipe, run, "--launch.rounds_from", str(recorded.path)) == 2
     assert "was recorded with task.args = {}, the recipe asks for {'max_numbers': 3}" in capsys.readouterr().err
     assert not run.config_path.exists()  # nothing is fixed by a start that failed
+
+
+def test_rounds_of_another_vocabulary_are_refused(
+    write_recipe, recorded: RunFolder, run: RunFolder, tiny_model: Path, tmp_path: Path, capsys
+):
+    """Two of its tokens have changed places, so the recorded ids would be other text."""
+    other = tmp_path / "other_model"
+    shutil.copytree(tiny_model, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    recipe = write_recipe(model={"name_or_path": str(other)})
+    assert command("train", recipe, run, "--launch.rounds_from", str(recorded.path)) == 2
+    assert f"was recorded with the tokens of {tiny_model}" in capsys.readouterr().err
 
 
 def test_a_folder_without_sealed_rounds_is_refused(write_recipe, run: RunFolder, tmp_path: Path, capsys):

@@ -353,6 +353,8 @@ def test_a_killed_study_leaves_no_process_and_goes_on_without_doing_anything_twi
     assert list(rows["status"]) == ["finished", "finished", "failed"]
     error = f"StoreError: {failing.path} already has a run at work (process {os.getpid()})"
     assert rows["reason"][2].startswith(error)
+    (setting,) = pd.read_csv(path.parent / "study" / "table.csv").to_dict("records")
+    assert (setting["num_seeds"], setting["num_failed"]) == (2, 1)
     assert (failing.path / "logs" / "study.log").read_text().count(error) == 2  # it was tried again
 
 

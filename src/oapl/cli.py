@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_CODES.get(type(error), 1)
     except KeyboardInterrupt:
-        print("Stopped; everything so far is kept. The same command continues the run.", file=sys.stderr)
+        print("Stopped; everything so far is kept. The same command continues from there.", file=sys.stderr)
         return STOPPED
     except BrokenPipeError:
         return 1

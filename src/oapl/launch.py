@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oapl.config import OAPLConfig, Recipe
+from oapl.config import Recipe
 from oapl.crew import Crew
 from oapl.errors import ConfigError, StoreError
 from oapl.guard import GOOD_HOLD, WARNING
@@ -46,7 +46,7 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
 
         def on_step(record: Mapping[str, Any]) -> None:
-            if record["step"] == 1 and (warning := beta2_warning(recipe, record.get("surprise", math.inf))):
+            if record["step"] == 1 and (warning := beta2_warning(record)):
                 progress.note(warning)
             if (warning := record.get(WARNING)) is not None and record["round"] not in warned:
                 warned.add(record["round"])  # once a round
@@ -66,14 +66,14 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         return finish(recipe, run, wall_s=time.monotonic() - start, resumed_from=resumed_from)
 
 
-def beta2_warning(recipe: Recipe, surprise: float) -> str | None:
-    """What to say of a beta2 that is too small for answers of this mean surprise (nats), or None."""
-    if not isinstance(recipe.loss, OAPLConfig) or (hold := recipe.loss.beta2 * surprise) >= LEAST_HOLD:
+def beta2_warning(record: Mapping[str, Any]) -> str | None:
+    """What to say of a beta2 that is too small for the answers of a step, or None; only OAPL's steps have a `hold`."""
+    if record.get("hold", math.inf) >= LEAST_HOLD:
         return None
     return (
-        f"loss.beta2 times the answers' mean surprise is {hold:.2g}: so little hardly holds the policy, "
-        f"and right answers may be unlearnt. With {surprise:.1f} nats an answer, try loss.beta2 = "
-        f"{GOOD_HOLD / surprise:.1g}."
+        f"loss.beta2 times the answers' mean surprise is {record['hold']:.2g}: so little hardly holds the policy, "
+        f"and right answers may be unlearnt. With {record['surprise']:.1f} nats an answer, try loss.beta2 = "
+        f"{GOOD_HOLD / record['surprise']:.1g}."
     )
 
 

@@ -75,6 +75,7 @@ def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
     recorded = {i: source.round(i) for i in sealed if run.round(i).is_imported() or not run.round(i).is_open()}
     if recorded:
         check_same_task(recipe, source)
+        check_same_tokens(recipe, source)
     for folder in recorded.values():
         check_fits(recipe, folder)
     return recorded
@@ -89,6 +90,20 @@ def check_same_task(recipe: Recipe, source: RunFolder) -> None:
                 f"{source.path} was recorded with task.{name} = {getattr(stored, name)!r}, "
                 f"the recipe asks for {asked!r}."
             )
+
+
+def check_same_tokens(recipe: Recipe, source: RunFolder) -> None:
+    """Raises ConfigError where the other run's token ids would be other text to this model."""
+    from oapl.model import load_tokenizer
+
+    name = load_recipe(source.config_path).model.name_or_path
+    if name != recipe.model.name_or_path and (
+        load_tokenizer(name).get_vocab() != load_tokenizer(recipe.model.name_or_path).get_vocab()
+    ):
+        raise ConfigError(
+            f"{source.path} was recorded with the tokens of {name}, and those of model.name_or_path = "
+            f"{recipe.model.name_or_path!r} are others. Give a model with the same tokenizer."
+        )
 
 
 def check_whole_imports(run: RunFolder) -> None:

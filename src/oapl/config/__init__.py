@@ -9,9 +9,11 @@ from oapl.config.recipe import (
     command_line_source,
     differences,
     dump_recipe,
+    flatten,
     load_recipe,
     may_change,
     merge,
+    read_toml,
 )
 from oapl.config.sections import (
     DATASET_SUFFIXES,
@@ -43,10 +45,12 @@ __all__ = [
     "command_line_source",
     "differences",
     "dump_recipe",
+    "flatten",
     "load_recipe",
     "may_change",
     "merge",
     "nearest_setting",
+    "read_toml",
     "sections_of",
     "setting_names",
 ]

@@ -35,18 +35,7 @@ MAY_CHANGE = (
 
 def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Reads a TOML recipe, with `overrides` (nested like the recipe) on top. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: the recipe cannot be read ({error.strerror}). Give the path of a TOML file."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML, which is UTF-8: {error}.") from error
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    values, text = read_toml(path, "recipe")
     merged = merge(values, overrides or {})
     try:
         return Recipe(**merged)
@@ -54,6 +43,22 @@ def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recip
         raise ConfigError(
             "\n".join(explain(problem, path, text, overrides or {}) for problem in error.errors())
         ) from error
+
+
+def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
+    """What a TOML file holds, and its text. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the {what} cannot be read ({error.strerror}). Give the path of a TOML file."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML, which is UTF-8: {error}.") from error
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -72,6 +77,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
 def may_change(key: str) -> bool:
     """Whether a resumed run may have another value of a setting, named as `section.key`."""
     return key.startswith(MAY_CHANGE)
@@ -84,7 +97,7 @@ def differences(stored: Recipe, asked: Recipe) -> list[str]:
 
 def all_differences(stored: Recipe, asked: Recipe) -> dict[str, str]:
     """Every setting that `asked` changes, as `key: stored -> asked`, by its key."""
-    old, new = _flatten(stored.model_dump()), _flatten(asked.model_dump())
+    old, new = flatten(stored.model_dump()), flatten(asked.model_dump())
     return {
         key: f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -100,13 +113,3 @@ def command_line_source(parser: Any) -> CliSettingsSource[Any]:
 def _is_other_kind(loss: Any, over: Any) -> bool:
     kind = over.get("kind") if isinstance(over, Mapping) else None
     return kind is not None and isinstance(loss, Mapping) and kind != loss_kind(loss)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value and prefix == "":
-            flat |= _flatten(value, f"{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

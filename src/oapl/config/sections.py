@@ -105,7 +105,9 @@ class SamplingConfig(Section):
 
 
 class OAPLConfig(Section):
-    kind: Literal["oapl"] = Field("oapl", description="The regression of the log-ratio onto the advantage.")
+    kind: Literal["oapl"] = Field(
+        "oapl", description="The regression of the log-ratio onto the advantage; or `grpo`, `grpo_plus`, `reinforce`."
+    )
     beta1: Annotated[float, Field(gt=0)] = Field(
         1.0, description="Temperature of the value's soft maximum; `inf` is the mean."
     )
@@ -134,6 +136,17 @@ class GRPOConfig(Section):
     scale_rewards: Annotated[Literal["group", "none"], SaysNone] = Field(
         "group", description="Divide advantages by the group's standard deviation."
     )
+
+    @model_validator(mode="after")
+    def _check_all_act(self) -> GRPOConfig:
+        weighted = self.importance_sampling != "none"
+        for key in ("epsilon", "epsilon_high") if weighted else ("importance_sampling_clip_max",):
+            if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"{key} = {value} has no use with importance_sampling = {self.importance_sampling!r}: "
+                    f"weights take the place of the clip. Leave one of them out"
+                )
+        return self
 
 
 class GRPOPlusConfig(Section):

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from plotly.offline import get_plotlyjs
+
 from oapl.config import load_recipe
 from oapl.errors import ConfigError
 from oapl.report.completions import MAX_BYTES, MAX_GROUPS, Scorer, completions
@@ -27,7 +29,6 @@ def write_report(
     paths: Sequence[Path], output: Path | None, scorer: Scorer | None, max_groups: int = MAX_GROUPS
 ) -> Path:
     """Writes the page and returns where. Raises ConfigError where a path is neither a run nor a study."""
-    plotly = plotly_source()
     if any(is_study(path) for path in paths):
         if len(paths) > 1:
             raise ConfigError(
@@ -38,24 +39,13 @@ def write_report(
     else:
         data = runs_data(paths, scorer, max_groups)
     target = output or default_output(paths)
-    write_bytes(target, render(data, plotly))
+    write_bytes(target, render(data, get_plotlyjs()))
     return target
 
 
 def default_output(paths: Sequence[Path]) -> Path:
     """In the folder of the one run or study, else where the command runs."""
     return paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
-
-
-def plotly_source() -> str:
-    """The charts' library, to be put into the page."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ConfigError(
-            f"`oapl report` draws with plotly, which is not installed: pip install 'plotly>=6.0'. ({error})"
-        ) from error
-    return str(get_plotlyjs())
 
 
 def runs_data(paths: Sequence[Path], scorer: Scorer | None, max_groups: int) -> dict[str, Any]:

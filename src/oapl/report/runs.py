@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from oapl.config import Recipe
+from oapl.config import Recipe, flatten
 from oapl.errors import ConfigError, OaplError, StoreError
 from oapl.evaluation import read_scores
 from oapl.report.figures import curves, seconds_by_round
@@ -61,7 +61,8 @@ def run_record(run: RunFolder, recipe: Recipe, name: str) -> dict[str, Any]:
     metrics = run.metrics()
     notes: list[str] = []
     summary = read_summary(run, notes)
-    settings = flatten(recipe.model_dump(mode="json", exclude_none=True))
+    dumped = flatten(recipe.model_dump(mode="json", exclude_none=True))
+    settings = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in dumped.items()}
     return {
         "name": name,
         "status": status(run, recipe, metrics, summary, notes),
@@ -150,14 +151,3 @@ def selection(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     points = sorted((int(step), float(value)) for step, value in chosen["pass@1"].items())
     return {"step": chosen.get("step"), "steps": [p[0] for p in points], "values": [p[1] for p in points]}
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Settings by dotted name, as text."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = f"{value:g}" if isinstance(value, float) else str(value)
-    return flat

@@ -6,7 +6,6 @@ import difflib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from oapl.config import Recipe, dump_recipe, load_recipe, merge
+from oapl.config import Recipe, dump_recipe, flatten, load_recipe, merge, read_toml
 from oapl.errors import ConfigError
 
 BESIDE_OTHERS = {"launch": {"kind": "inline"}, "trainer": {"num_threads": 1}, "engine": {"num_threads": 1}}
@@ -103,14 +102,7 @@ def load_study(path: Path) -> Study:
 
 
 def read_study_file(path: Path) -> StudyFile:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: the study cannot be read ({error.strerror}). Give the path of a TOML file."
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    values, _ = read_toml(path, "study")
     try:
         return StudyFile(**values)
     except ValidationError as error:
@@ -224,14 +216,6 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
             inner = {part: inner}
         unfolded = merge(unfolded, inner)
     return unfolded
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def with_model_path(settings: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:

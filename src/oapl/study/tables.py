@@ -113,19 +113,20 @@ def threshold(cell: Cell) -> float:
 
 
 def setting_row(cells: Sequence[Cell], outcomes: Sequence[Outcome | None], runs: Sequence[RunFolder]) -> Row | None:
-    """A setting's row of table.csv, or None where none of its runs has ended well enough to say something."""
-    ended = [outcome for outcome in outcomes if outcome is not None and outcome.status != "failed"]
+    """A setting's row of table.csv, or None where none of its runs has ended."""
+    ended = [outcome for outcome in outcomes if outcome is not None]
     if not ended:
         return None
     scored = [
         scores_of(cell, run)
         for cell, run, outcome in zip(cells, runs, outcomes, strict=True)
-        if outcome in ended and run.summary_path.exists()
+        if outcome is not None and outcome.status != "failed" and run.summary_path.exists()
     ]
     row = {
         **identity(cells[0]),
         "num_seeds": len(scored),
         "num_collapsed": sum(outcome.status == "collapsed" for outcome in ended),
+        "num_failed": sum(outcome.status == "failed" for outcome in ended),
     }
     return row | score_columns(scored) if scored else row
 
@@ -192,7 +193,7 @@ def result_columns(grid_keys: Sequence[str]) -> list[str]:
 
 
 def setting_columns(grid_keys: Sequence[str]) -> list[str]:
-    return ["method", *grid_keys, "num_seeds", "num_collapsed"]
+    return ["method", *grid_keys, "num_seeds", "num_collapsed", "num_failed"]
 
 
 def rich_table(rows: Sequence[Row], grid_keys: Sequence[str]) -> Table:
