@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints-cpu.txt --editable
 
-STUDIES := tuning lag variants offline passk
+STUDIES := tuning lag map_short map_long variants offline passk
 
 .PHONY: quickstart test test-slow lint docs study clean
 
@@ -24,8 +24,19 @@ lint: .venv/installed-dev  ## style, types, layers
 docs: .venv/installed-dev  ## the documentation site, into site/
 	$(BIN)/mkdocs build --strict
 
-study: .venv/installed  ## the studies of docs/findings.md, hours on 2 cores; stopped, the same command goes on
+study: .venv/installed runs/map_models  ## the studies of docs/findings.md, hours on 2 cores; stopped, the same command goes on
 	for study in $(STUDIES); do $(BIN)/oapl study studies/$$study.toml || exit 1; done
+
+MAKE_MODEL := $(BIN)/python scripts/make_countdown_model.py --solved_share 1.0 --num_threads 1
+
+runs/map_models: .venv/installed  ## earlier and later base models for studies/map_*.toml, half an hour on one core
+	$(MAKE_MODEL) --output $@.making/short --min_numbers 3 --max_numbers 3 --num_traces 60000 --epochs 2 \
+		--batch_size 64 --save_steps 500 800 1200 1875
+	$(MAKE_MODEL) --output $@.making/later --start_from $@.making/short/001875 --min_numbers 3 --max_numbers 3 \
+		--num_traces 100000 --epochs 2 --batch_size 128 --seed 1 --save_steps 700 1562
+	$(MAKE_MODEL) --output $@.making/long --start_from src/oapl/assets/countdown --min_numbers 5 --max_numbers 5 \
+		--largest_number 6 --num_traces 40000 --epochs 2 --batch_size 64 --save_steps 50 600 1250
+	mv $@.making $@
 
 clean:  ## everything made here but .venv and runs
 	rm -rf site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
