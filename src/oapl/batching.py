@@ -1,7 +1,7 @@
-"""From groups to padded micro-batches: the arrays a forward pass and the loss need.
+"""From groups to micro-batches: the arrays a forward pass and the loss need.
 
-Shapes: G completions of a group, B completions of a micro-batch, S tokens of a padded row (prompt, completion,
-padding), K scored positions: tokens 1 + first … S - 1 of every row.
+Shapes: G completions of a group, B completions of a micro-batch, T of their tokens with padding, R prompts,
+P of their tokens with padding.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from oapl.objective import Objective, StepCounts
 from oapl.types import Completion, Group
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One completion with its prompt and what the loss needs of it."""
 
+    position: int
+    """Of its group within the round."""
     prompt_ids: np.ndarray
     completion: Completion
     reward: float
@@ -32,20 +34,31 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """A padded micro-batch. Every tensor's first axis is B."""
+    """A micro-batch, padded on the right. The model reads `inputs` and says how likely `targets` were."""
 
-    ids: Tensor
-    """[B, S], padded on the right."""
-    first: int
-    """Scores start with the token after this one, so that no head is computed over prompts."""
-    sampler_logprobs: Tensor
-    """f32[B, K], zero where the mask is False."""
+    prompts: Tensor
+    """i64[R, P]: each prompt once, without its last token. [0, 0] where rows hold their prompts themselves."""
+    prompt_lengths: Tensor
+    """i64[R]"""
+    prompt_of_row: Tensor
+    """i64[B]: which prompt each row goes on from."""
+    inputs: Tensor
+    """i64[B, T]: the prompt's last token, or all of the prompt, and the completion but for its last token."""
+    targets: Tensor
+    """i64[B, T]: the token after each input."""
     mask: Tensor
-    """bool[B, K], True on completion tokens."""
+    """bool[B, T], True where the target belongs to the completion."""
+    sampler_logprobs: Tensor
+    """f32[B, T], of the targets; zero where the mask is False."""
     advantages: Tensor
     """f32[B]"""
     rewards: Tensor
     """f32[B]"""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Padding included."""
+        return self.prompts.numel() + self.inputs.numel()
 
 
 def group_rows(groups: Sequence[Group], objective: Objective) -> list[Row]:
@@ -60,7 +73,7 @@ def group_rows(groups: Sequence[Group], objective: Objective) -> list[Row]:
             group.completions, rewards_G.tolist(), advantages_G.tolist(), strict=True
         ):
             if objective.keeps_completion(completion):
-                rows.append(Row(group.prompt_ids, completion, reward, advantage))
+                rows.append(Row(group.position, group.prompt_ids, completion, reward, advantage))
     return rows
 
 
@@ -69,38 +82,97 @@ def step_counts(rows: Sequence[Row], max_completion_length: int) -> StepCounts:
     return StepCounts(len(rows), sum(len(row.completion.token_ids) for row in rows), max_completion_length)
 
 
-def micro_batches(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows of like length together, so that little is padding: rows times the longest is at most `max_tokens`.
+class MicroBatch:
+    """Rows that are computed together, and how many tokens that takes, padding included."""
 
-    A row longer than that is a micro-batch of its own.
+    def __init__(self, share_prompts: bool) -> None:
+        self.rows: list[Row] = []
+        self._share_prompts = share_prompts
+        self._positions: set[int] = set()
+        self._longest_prompt = self._longest = 0
+
+    def num_tokens(self, row: Row | None = None) -> int:
+        """With another row, if one is given."""
+        positions, prompt, longest = self._positions, self._longest_prompt, self._longest
+        if row is not None:
+            positions = positions | {row.position} if row.position not in positions else positions
+            prompt, longest = max(prompt, self._shared(row)), max(longest, self._own(row))
+        return len(positions) * prompt + (len(self.rows) + (row is not None)) * longest
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self._positions.add(row.position)
+        self._longest_prompt = max(self._longest_prompt, self._shared(row))
+        self._longest = max(self._longest, self._own(row))
+
+    def _shared(self, row: Row) -> int:
+        """Tokens that are computed once for all rows of a prompt; the prompt's last one is computed in each."""
+        return len(row.prompt_ids) - 1 if self._share_prompts else 0
+
+    def _own(self, row: Row) -> int:
+        """The other tokens, but for the last, after which there is nothing to predict."""
+        return len(row) - self._shared(row) - 1
+
+
+def micro_batches(rows: Sequence[Row], max_tokens: int, share_prompts: bool) -> list[list[Row]]:
+    """Every row once, in micro-batches that compute at most `max_tokens` each, padding included.
+
+    Rows of like length go together, so that little is padding, or rows of one prompt, so that it is computed once:
+    whichever of the two orders computes less in all. A row beyond the budget is a micro-batch of its own.
     """
-    batches: list[list[Row]] = []
-    for row in sorted(rows, key=len, reverse=True):
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0]) <= max_tokens:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
+    by_length = sorted(rows, key=len, reverse=True)
+    orders = [by_length]
+    if share_prompts:
+        longest: dict[int, int] = {}
+        for row in by_length:
+            longest.setdefault(row.position, len(row))
+        orders.append(sorted(by_length, key=lambda row: (-longest[row.position], row.position)))
+    plans = [fill(order, max_tokens, share_prompts) for order in orders]
+    best = min(plans, key=lambda plan: sum(batch.num_tokens() for batch in plan))
+    return [batch.rows for batch in best]
+
+
+def fill(rows: Sequence[Row], max_tokens: int, share_prompts: bool) -> list[MicroBatch]:
+    """Rows in this order, each in the last micro-batch if it fits there, else in a new one."""
+    batches: list[MicroBatch] = []
+    for row in rows:
+        if not batches or batches[-1].num_tokens(row) > max_tokens:
+            batches.append(MicroBatch(share_prompts))
+        batches[-1].add(row)
     return batches
 
 
-def collate(rows: Sequence[Row], device: str) -> Batch:
-    width = max(len(row) for row in rows)
-    first = min(len(row.prompt_ids) for row in rows) - 1
-    ids = np.zeros((len(rows), width), np.int64)
-    sampler_logprobs = np.zeros((len(rows), width - 1 - first), np.float32)
-    mask = np.zeros((len(rows), width - 1 - first), bool)
-    for b, row in enumerate(rows):
-        num_prompt, end = len(row.prompt_ids), len(row)
-        ids[b, :num_prompt] = row.prompt_ids
-        ids[b, num_prompt:end] = row.completion.token_ids
-        scored = slice(num_prompt - 1 - first, end - 1 - first)
+def collate(rows: Sequence[Row], device: str, share_prompts: bool) -> Batch:
+    """The tensors of a micro-batch. Without sharing, every row begins with its whole prompt."""
+    prompt_of: dict[int, int] = {}
+    prompts: list[np.ndarray] = []
+    for row in rows if share_prompts else ():
+        if row.position not in prompt_of:
+            prompt_of[row.position] = len(prompts)
+            prompts.append(row.prompt_ids[:-1])
+    before = [1 if share_prompts else len(row.prompt_ids) for row in rows]
+    """Prompt tokens that stand in each row."""
+    width = max(n + len(row.completion.token_ids) - 1 for n, row in zip(before, rows, strict=True))
+    inputs, targets = np.zeros((2, len(rows), width), np.int64)
+    sampler_logprobs = np.zeros((len(rows), width), np.float32)
+    mask = np.zeros((len(rows), width), bool)
+    for b, (num_prompt, row) in enumerate(zip(before, rows, strict=True)):
+        ids = np.concatenate([row.prompt_ids[-num_prompt:], row.completion.token_ids])
+        scored = slice(num_prompt - 1, len(ids) - 1)
+        inputs[b, : len(ids) - 1], targets[b, : len(ids) - 1] = ids[:-1], ids[1:]
         sampler_logprobs[b, scored] = row.completion.logprobs
         mask[b, scored] = True
+    prompt_ids = np.zeros((len(prompts), max(map(len, prompts), default=0)), np.int64)
+    for r, prompt in enumerate(prompts):
+        prompt_ids[r, : len(prompt)] = prompt
     return Batch(
-        ids=torch.from_numpy(ids).to(device),
-        first=first,
-        sampler_logprobs=torch.from_numpy(sampler_logprobs).to(device),
+        prompts=torch.from_numpy(prompt_ids).to(device),
+        prompt_lengths=torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=device),
+        prompt_of_row=torch.tensor([prompt_of.get(row.position, 0) for row in rows], device=device),
+        inputs=torch.from_numpy(inputs).to(device),
+        targets=torch.from_numpy(targets).to(device),
         mask=torch.from_numpy(mask).to(device),
+        sampler_logprobs=torch.from_numpy(sampler_logprobs).to(device),
         advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
         rewards=torch.tensor([row.reward for row in rows], dtype=torch.float32, device=device),
     )

@@ -35,7 +35,7 @@ class StepTotals:
         self._entropies.append(torch.where(batch.mask, entropy, 0.0).sum())
         self._gaps.append(torch.where(batch.mask, (logprobs - batch.sampler_logprobs).abs(), 0.0).sum())
         self._num_tokens.append(batch.mask.sum(-1))
-        self._num_computed_tokens += batch.ids.numel()
+        self._num_computed_tokens += batch.num_computed_tokens
 
     def metrics(self, success_threshold: float, objective: Objective) -> dict[str, float]:
         """`ratio_right`: the mean of exp(l) over right completions, which estimates by how much the policy's chance of

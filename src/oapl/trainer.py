@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from oapl.batching import Batch, collate, group_rows, micro_batches, step_counts
+from oapl.batching import Row, collate, group_rows, micro_batches, step_counts
+from oapl.causal_lm import take_apart
 from oapl.config import Recipe, TrainerConfig
 from oapl.diagnostics import StepTotals, shard_metrics
 from oapl.errors import StoreError, TrainingError
-from oapl.model import load_model, load_tokenizer, next_token_logprobs
+from oapl.model import load_model, load_tokenizer
 from oapl.objective import StepCounts, make_objective
+from oapl.pieces import backward_in_pieces
 from oapl.types import Shard
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -28,6 +32,7 @@ class Trainer:
         torch.manual_seed(recipe.seed)
         self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
         self.tokenizer = load_tokenizer(source)
+        self.lm = take_apart(self.model)
         self.objective = make_objective(recipe.loss)
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = torch.optim.AdamW(
@@ -55,8 +60,8 @@ class Trainer:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
         totals = StepTotals()
-        for micro in micro_batches(rows, self.config.max_tokens_per_microbatch):
-            self.backward(collate(micro, self.config.device), counts, totals)
+        for micro in micro_batches(rows, self.config.max_tokens_per_microbatch, self.lm.has_plain_cache):
+            self.backward(micro, counts, totals)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm)
         if not torch.isfinite(norm):
             raise TrainingError(
@@ -77,14 +82,28 @@ class Trainer:
             "learning_rate": learning_rate,
         }
 
-    def backward(self, batch: Batch, counts: StepCounts, totals: StepTotals) -> None:
-        with self.autocast():
-            logprobs, entropy = next_token_logprobs(
-                self.model, batch.ids, self.recipe.sampling.temperature, batch.first
+    def backward(self, rows: Sequence[Row], counts: StepCounts, totals: StepTotals) -> None:
+        """Adds the gradient of a micro-batch, and what there is to tell of it."""
+        temperature, max_tokens = self.recipe.sampling.temperature, self.config.max_tokens_per_microbatch
+        is_long = len(rows) == 1 and len(rows[0]) > max_tokens and self.lm.has_plain_cache
+        batch = collate(rows, self.config.device, share_prompts=self.lm.has_plain_cache and not is_long)
+        scalars: dict[str, Tensor] = {}
+
+        def loss_of(logprobs: Tensor) -> Tensor:
+            loss, metrics = self.objective.loss(
+                logprobs, batch.sampler_logprobs, batch.mask, batch.advantages, counts
             )
-        loss, loss_metrics = self.objective.loss(logprobs, batch.sampler_logprobs, batch.mask, batch.advantages, counts)
-        loss.backward()  # type: ignore[no-untyped-call]
-        totals.add(batch, logprobs.detach(), entropy, {"loss": loss.detach(), **loss_metrics})
+            scalars.update(loss=loss.detach(), **metrics)
+            return loss
+
+        with self.autocast():
+            if is_long:
+                logprobs, entropy = backward_in_pieces(self.lm, batch, temperature, max_tokens, loss_of)
+            else:
+                logprobs, entropy = self.lm.logprobs(batch, temperature)
+        if not is_long:
+            loss_of(logprobs).backward()  # type: ignore[no-untyped-call]
+        totals.add(batch, logprobs.detach(), entropy, scalars)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.config.device.partition(":")[0], torch.bfloat16, enabled=self.config.bf16)

@@ -1,0 +1,77 @@
+"""The exact gradient of a row too long for one backward pass: piece by piece, in memory that one piece needs.
+
+Two passes. The first, without gradients, goes through the pieces in order, keeps every layer's keys and values, and
+gives the row's log-probs; by them the loss says how much each log-prob weighs. The second goes backwards: each
+piece is computed anew on the kept keys and values of those before it, and its backward pass gives the gradient of
+the weights and of those keys and values, which the pieces before take over. What is added to one plain backward pass
+is a second forward pass, and two sets of keys and values.
+
+Shapes: T tokens of the row, K of a piece, N scored tokens; keys and values are [1, heads, tokens, head size].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from oapl.batching import Batch
+from oapl.causal_lm import CausalLM
+
+Loss = Callable[[Tensor], Tensor]
+"""f32[1, T] log-probs to the loss."""
+
+
+def backward_in_pieces(
+    lm: CausalLM, batch: Batch, temperature: float, piece_tokens: int, loss: Loss
+) -> tuple[Tensor, Tensor]:
+    """Adds the gradient of the loss to the weights'; returns log-probs and entropies, f32[1, T], as `CausalLM.logprobs`.
+
+    The batch holds one row, its prompt in its `inputs`. The model needs a plain cache.
+    """
+    bounds = range(0, batch.inputs.shape[1], piece_tokens)
+    pieces = [slice(start, min(start + piece_tokens, batch.inputs.shape[1])) for start in bounds]
+    with torch.no_grad():
+        cache = DynamicCache(config=lm.model.config)
+        parts = [lm_piece(lm, batch, piece, cache, temperature) for piece in pieces]
+    logprobs, entropy = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+    leaf = logprobs.requires_grad_()
+    (weight,) = torch.autograd.grad(loss(leaf), leaf)
+    states = [state for layer in cache.layers for state in (layer.keys, layer.values)]
+    grads = [torch.zeros_like(state) for state in states]
+    for piece in reversed(pieces):
+        past = [state[:, :, : piece.start].detach().requires_grad_() for state in states]
+        cache = cache_of(lm, past) if piece.start else DynamicCache(config=lm.model.config)
+        of_piece, _ = lm_piece(lm, batch, piece, cache, temperature)
+        made = [state[:, :, piece] for layer in cache.layers for state in (layer.keys, layer.values)]
+        outputs, weights = [*made], [grad[:, :, piece] for grad in grads]
+        if batch.mask[:, piece].any():
+            outputs, weights = [*outputs, of_piece], [*weights, weight[:, piece]]
+        torch.autograd.backward(outputs, weights)
+        for grad, state in zip(grads, past, strict=True):
+            if state.grad is not None:
+                grad[:, :, : piece.start] += state.grad
+    return logprobs.detach(), entropy
+
+
+def lm_piece(
+    lm: CausalLM, batch: Batch, piece: slice, cache: DynamicCache, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of a piece, f32[1, K], given the cache of those before it, which grows by the piece."""
+    mask = batch.mask[:, piece]
+    positions = torch.arange(piece.start, piece.stop, device=mask.device)[None]
+    hidden_1KH = lm.hidden_states(batch.inputs[:, piece], None, positions, cache)
+    logprobs_N, entropy_N = lm.head.logprobs(hidden_1KH[mask], batch.targets[:, piece][mask], temperature)
+    zeros = logprobs_N.new_zeros(mask.shape)
+    return zeros.masked_scatter(mask, logprobs_N), zeros.masked_scatter(mask, entropy_N)
+
+
+def cache_of(lm: CausalLM, states: list[Tensor]) -> DynamicCache:
+    """A cache that begins with these keys and values, layer by layer, as leaves that gather gradients."""
+    cache = DynamicCache(config=lm.model.config)
+    for layer, keys, values in zip(cache.layers, states[::2], states[1::2], strict=True):
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+    return cache

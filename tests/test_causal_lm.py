@@ -1,0 +1,147 @@
+"""Log-probs and gradients of real architectures against the plain way: whole rows, full logits, log-softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from helpers import make_completion
+from oapl.batching import Batch, Row, collate
+from oapl.causal_lm import take_apart
+from oapl.errors import ModelError
+from oapl.pieces import backward_in_pieces
+
+SIZES = {
+    "vocab_size": 41,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 8, "tie_word_embeddings": False},
+    "gemma2": {"head_dim": 8, "sliding_window": 6, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    "gemma3_text": {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8},
+    "granite": {"logits_scaling": 4.0, "embedding_multiplier": 2.0},
+    "cohere": {"logit_scale": 0.25},
+    "gpt_neox": {},
+    "phi": {},
+}
+SLIDING = {"gemma2", "gemma3_text"}
+
+
+def make_model(kind: str, attention: str = "eager") -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**SIZES, **ARCHITECTURES[kind]})
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
+
+
+def make_rows() -> list[Row]:
+    """Three prompts of 1, 4 and 9 tokens; completions of 1 to 12 tokens."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for position, length in enumerate((9, 4, 1)):
+        prompt_ids = rng.integers(3, 41, length).astype(np.int32)
+        for _ in range(3):
+            tokens = rng.integers(3, 41, int(rng.integers(1, 13))).tolist()
+            completion = make_completion(tokens, (-rng.random(len(tokens))).tolist())
+            rows.append(Row(position, prompt_ids, completion, reward=1.0, advantage=float(rng.normal())))
+    return rows
+
+
+def weights_of(rows: list[Row]) -> list[Tensor]:
+    """What each log-prob counts in the tests' loss."""
+    return [
+        torch.linspace(-1, 2, len(row.completion.token_ids), dtype=torch.float64) * (i + 1)
+        for i, row in enumerate(rows)
+    ]
+
+
+def plainly(model: PreTrainedModel, rows: list[Row], temperature: float) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Each row's log-probs, and the gradient of their weighted sum."""
+    model.zero_grad()
+    logprobs = []
+    for row, weights in zip(rows, weights_of(rows), strict=True):
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.completion.token_ids]).astype(np.int64))[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(row.prompt_ids) - 1 : -1]
+        own = (logits / temperature).log_softmax(-1).gather(-1, ids[0, len(row.prompt_ids) :, None]).squeeze(-1)
+        (own * weights).sum().backward()
+        logprobs.append(own.detach())
+    return logprobs, gradient(model)
+
+
+def gradient(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def of_rows(values_BT: Tensor, batch: Batch) -> list[Tensor]:
+    return [values[mask] for values, mask in zip(values_BT, batch.mask, strict=True)]
+
+
+def assert_close(have: list[Tensor], want: list[Tensor]) -> None:
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def assert_same_gradient(have: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    assert have.keys() == want.keys()
+    for name in want:
+        scale = float(want[name].abs().max())
+        torch.testing.assert_close(
+            have[name], want[name], rtol=1e-4, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_log_probs_and_gradients_are_those_of_full_logits(kind: str, attention: str):
+    model, rows = make_model(kind, attention), make_rows()
+    want, want_gradient = plainly(model, rows, 0.8)
+    lm = take_apart(model)
+    assert lm.has_plain_cache == (kind not in SLIDING)
+    for share_prompts in {False, lm.has_plain_cache}:
+        model.zero_grad()
+        batch = collate(rows, "cpu", share_prompts)
+        logprobs, entropy = lm.logprobs(batch, 0.8)
+        assert_close(of_rows(logprobs.detach(), batch), want)
+        assert not logprobs[~batch.mask].any()
+        assert not entropy[~batch.mask].any()
+        weighted = [own * weights for own, weights in zip(of_rows(logprobs, batch), weights_of(rows), strict=True)]
+        torch.cat(weighted).sum().backward()
+        assert_same_gradient(gradient(model), want_gradient)
+
+
+@pytest.mark.parametrize("piece_tokens", [1, 5, 11, 100])
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind not in SLIDING])
+def test_a_row_in_pieces_has_the_gradient_of_the_whole(kind: str, piece_tokens: int):
+    model, rows = make_model(kind), make_rows()[:1]
+    want, want_gradient = plainly(model, rows, 0.8)
+    model.zero_grad()
+    batch = collate(rows, "cpu", share_prompts=False)
+    (weights,) = weights_of(rows)
+    logprobs, entropy = backward_in_pieces(
+        take_apart(model), batch, 0.8, piece_tokens, lambda logprobs: (logprobs[batch.mask] * weights).sum()
+    )
+    assert_close(of_rows(logprobs, batch), want)
+    assert_same_gradient(gradient(model), want_gradient)
+    torch.testing.assert_close(entropy, take_apart(model).logprobs(batch, 0.8)[1], rtol=1e-5, atol=1e-6)
+
+
+def test_logits_that_are_changed_in_an_unknown_way_are_refused():
+    model = make_model("llama")
+    model.lm_head.register_forward_hook(lambda module, args, logits: logits * 1.5)
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM changes its logits in a way that is not known here"):
+        take_apart(model)
