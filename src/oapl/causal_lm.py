@@ -55,7 +55,7 @@ class CausalLM:
     def hidden_states(
         self, ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: DynamicCache | None
     ) -> Tensor:
-        """Of the last layer, for each of `ids`, which follow what is in the cache. Padding on the right needs no mask."""
+        """Of the last layer, for each of `ids`, which follow what the cache holds. Right padding needs no mask."""
         output = self.body(
             input_ids=ids,
             attention_mask=attention_mask,

@@ -30,12 +30,12 @@ class Head:
         """Log-probs of the targets at this temperature, [N] in nats, and the entropies they were drawn at.
 
         Logits exist in chunks of `CHUNK_LOGITS`, here and again in the backward pass, which makes them anew. No
-        gradient goes through the entropies. Within autocast the products are of its type; sums are in float32 or better.
+        gradient goes through the entropies. Within autocast products are of its type; sums are in float32 or better.
         """
         device = hidden_NH.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
         with torch.autocast(device, enabled=False):
-            logprobs_N, entropy_N = _TargetLogprobs.apply(
+            logprobs_N, entropy_N = _TargetLogprobs.apply(  # type: ignore[no-untyped-call]
                 hidden_NH, self.weight, self.bias, targets_N, self, dtype, temperature
             )
         return logprobs_N, entropy_N

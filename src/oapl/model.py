@@ -15,8 +15,10 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oapl.errors import EngineError, ModelError
+from oapl.lora import merged_weights
 from oapl.types import Messages
 
 BUILTIN = Path(__file__).parent / "assets"
@@ -57,6 +59,16 @@ def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: 
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _cannot_load("model", name_or_path, error) from error
     return model.to(device).eval()
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Has each layer computed again in the backward pass. Raises ModelError where the model cannot."""
+    if not model.supports_gradient_checkpointing:
+        raise ModelError(f"trainer.gradient_checkpointing: {type(model).__name__} cannot. Set it to false.")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # the layer alone, as that is what it asks; its dropouts stay off
 
 
 def _cannot_load(what: str, name_or_path: str, error: Exception) -> ModelError:
@@ -121,7 +133,7 @@ def save_policy(
     probe: Sequence[Sequence[int]],
 ) -> None:
     """Writes a plain Hugging Face model folder in `dtype`, with the model's own log-probs of the probe sequences."""
-    weights = {name: weight.to(getattr(torch, dtype)) for name, weight in model.state_dict().items()}
+    weights = {name: weight.to(getattr(torch, dtype)) for name, weight in merged_weights(model).items()}
     model.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())

@@ -27,7 +27,7 @@ Loss = Callable[[Tensor], Tensor]
 def backward_in_pieces(
     lm: CausalLM, batch: Batch, temperature: float, piece_tokens: int, loss: Loss
 ) -> tuple[Tensor, Tensor]:
-    """Adds the gradient of the loss to the weights'; returns log-probs and entropies, f32[1, T], as `CausalLM.logprobs`.
+    """Adds the gradient of the loss to the weights'; returns log-probs and entropies, [1, T], as `CausalLM.logprobs`.
 
     The batch holds one row, its prompt in its `inputs`. The model needs a plain cache.
     """

@@ -35,7 +35,10 @@ def start_or_resume(recipe: Recipe, run: RunFolder) -> Trainer:
 
 
 def source_of(recipe: Recipe, run: RunFolder) -> str:
-    """Where a resumed run takes its model's architecture from: its own policy 0, if that is whole."""
+    """Where a resumed run takes from what no checkpoint holds: the model itself if part of it is frozen, else, for its
+    architecture alone, its own policy 0, if that is whole."""
+    if recipe.model.use_peft:
+        return recipe.model.name_or_path
     try:
         policy = run.policy(0)
         return str(run.verified_policy_path(policy)) if policy is not None else recipe.model.name_or_path

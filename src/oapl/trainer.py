@@ -16,7 +16,8 @@ from oapl.causal_lm import take_apart
 from oapl.config import Recipe, TrainerConfig
 from oapl.diagnostics import StepTotals, shard_metrics
 from oapl.errors import StoreError, TrainingError
-from oapl.model import load_model, load_tokenizer
+from oapl.lora import add_lora, frozen_digest, trained_parameters
+from oapl.model import checkpoint_layers, load_model, load_tokenizer
 from oapl.objective import StepCounts, make_objective
 from oapl.pieces import backward_in_pieces
 from oapl.types import Shard
@@ -30,18 +31,26 @@ class Trainer:
     def __init__(self, recipe: Recipe, source: str) -> None:
         self.recipe, self.config = recipe, recipe.trainer
         torch.manual_seed(recipe.seed)
-        self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
+        self.model = load_model(source, recipe.model.dtype, self.config.device, recipe.model.attn_implementation)
         self.tokenizer = load_tokenizer(source)
+        if recipe.model.use_peft:
+            add_lora(self.model, recipe.model)
+        if self.config.gradient_checkpointing:
+            checkpoint_layers(self.model)
         self.lm = take_apart(self.model)
+        self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
+        """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
-        self.parameters = dict(self.model.named_parameters())
+        self.parameters = trained_parameters(self.model)
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=self.config.learning_rate,
             betas=(self.config.adam_beta1, self.config.adam_beta2),
             eps=self.config.adam_epsilon,
             weight_decay=self.config.weight_decay,
+            fused=True,
         )
+        self.frozen_digest = frozen_digest(self.model) if recipe.model.use_peft else None
         self.step = 0
         self.consumed: list[str] = []
         """The digest of the shard that each step so far was trained on."""
@@ -60,7 +69,7 @@ class Trainer:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
         totals = StepTotals()
-        for micro in micro_batches(rows, self.config.max_tokens_per_microbatch, self.lm.has_plain_cache):
+        for micro in micro_batches(rows, self.config.max_tokens_per_microbatch, self.keeps_states):
             self.backward(micro, counts, totals)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm)
         if not torch.isfinite(norm):
@@ -85,14 +94,12 @@ class Trainer:
     def backward(self, rows: Sequence[Row], counts: StepCounts, totals: StepTotals) -> None:
         """Adds the gradient of a micro-batch, and what there is to tell of it."""
         temperature, max_tokens = self.recipe.sampling.temperature, self.config.max_tokens_per_microbatch
-        is_long = len(rows) == 1 and len(rows[0]) > max_tokens and self.lm.has_plain_cache
-        batch = collate(rows, self.config.device, share_prompts=self.lm.has_plain_cache and not is_long)
+        is_long = len(rows) == 1 and len(rows[0]) > max_tokens and self.keeps_states
+        batch = collate(rows, self.config.device, share_prompts=self.keeps_states and not is_long)
         scalars: dict[str, Tensor] = {}
 
         def loss_of(logprobs: Tensor) -> Tensor:
-            loss, metrics = self.objective.loss(
-                logprobs, batch.sampler_logprobs, batch.mask, batch.advantages, counts
-            )
+            loss, metrics = self.objective.loss(logprobs, batch.sampler_logprobs, batch.mask, batch.advantages, counts)
             scalars.update(loss=loss.detach(), **metrics)
             return loss
 
@@ -118,7 +125,8 @@ class Trainer:
             if parameter in self.optimizer.state
         }
         save_file({**moments, "rng_state": torch.get_rng_state()}, folder / "optimizer.safetensors")
-        (folder / "state.json").write_text(json.dumps({"step": self.step, "consumed": self.consumed}) + "\n")
+        state = {"step": self.step, "consumed": self.consumed, "frozen_digest": self.frozen_digest}
+        (folder / "state.json").write_text(json.dumps(state) + "\n")
 
     def read_checkpoint(self, folder: Path) -> None:
         """Takes the exact state of a checkpoint. Raises StoreError where it is of another model."""
@@ -136,6 +144,11 @@ class Trainer:
             device = "cpu" if moment == "step" else self.config.device
             self.optimizer.state[self.parameters[name]][moment] = value.to(device)
         state = json.loads((folder / "state.json").read_text())
+        if state.get("frozen_digest") != self.frozen_digest:
+            raise StoreError(
+                f"{folder} was trained on other frozen weights than model.name_or_path = "
+                f"{self.recipe.model.name_or_path!r} holds now. Restore that model."
+            )
         self.step, self.consumed = state["step"], state["consumed"]
 
 

@@ -23,6 +23,7 @@ MAY_CHANGE = (
     "trainer.num_steps",
     "model.attn_implementation",
     "trainer.max_tokens_per_microbatch",
+    "trainer.gradient_checkpointing",
     "trainer.device",
     "trainer.num_threads",
     "trainer.save_",

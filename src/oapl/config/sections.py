@@ -27,6 +27,26 @@ class ModelConfig(Section):
     attn_implementation: str | None = Field(
         None, description="Attention of Transformers, such as `eager`, `sdpa`, `flash_attention_2`; its choice if none."
     )
+    use_peft: bool = Field(False, description="Train LoRA matrices in place of the weights; needs `oapl[peft]`.")
+    lora_r: Count = Field(16, description="Rank of the LoRA matrices.")
+    lora_alpha: Positive = Field(32.0, description="LoRA's product is scaled by lora_alpha / lora_r.")
+    lora_target_modules: tuple[str, ...] = Field(
+        ("all-linear",),
+        min_length=1,
+        description="Names of the layers with LoRA; `all-linear` is all but the head.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Of the weights that LoRA leaves frozen; weights that are trained are float32."
+    )
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> ModelConfig:
+        if self.dtype != "float32" and not self.use_peft:
+            raise ValueError(
+                f"dtype = {self.dtype!r} needs use_peft = true: weights that are trained stay in float32, and "
+                f"trainer.bf16 computes with them in bfloat16"
+            )
+        return self
 
 
 DATASET_SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -193,6 +213,9 @@ class TrainerConfig(Section):
     max_grad_norm: Positive = Field(1.0, description="Gradients beyond this norm are scaled down to it.")
     max_tokens_per_microbatch: Count = Field(
         16384, description="Prompt, completion and padding tokens of one backward."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Compute each layer again in the backward pass: less memory, a third more work."
     )
     bf16: bool = Field(False, description="Autocast to bfloat16; weights and optimizer stay in float32.")
     device: Device = Field("cpu", description="`cpu`, `cuda` or `cuda:<index>`.")

@@ -1,0 +1,70 @@
+"""LoRA by peft: small trained matrices beside frozen weights (Hu et al. 2021, arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oapl.config import ModelConfig
+from oapl.errors import ConfigError
+
+ADAPTER = "default"
+
+
+def add_lora(model: PreTrainedModel, config: ModelConfig) -> None:
+    """Freezes the model and puts trained matrices, in float32, beside the linear layers named. They begin at zero.
+
+    Raises ConfigError where peft is missing or no layer has such a name.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError(f"model.use_peft needs peft: pip install 'oapl[peft]'. ({error})") from error
+    targets = config.lora_target_modules
+    adapter = LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=0.0,  # a policy that changes from token to token has no log-probs
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        inject_adapter_in_model(adapter, model, adapter_name=ADAPTER)
+    except ValueError as error:
+        raise ConfigError(f"model.lora_target_modules = {list(targets)}: {error}") from error
+    for parameter in trained_parameters(model).values():
+        parameter.data = parameter.data.float()
+
+
+def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights of the plain model that computes the same, with or without LoRA. Nothing is changed in place."""
+    modules = dict(model.named_modules())
+    weights: dict[str, Tensor] = {}
+    for name, weight in model.state_dict().items():
+        if ".lora_" in name:
+            continue
+        owner, _, kind = name.rpartition(".base_layer.")
+        if owner:
+            if kind == "weight":
+                weight = weight + modules[owner].get_delta_weight(ADAPTER).to(weight.dtype)
+            name = f"{owner}.{kind}"
+        weights[name] = weight
+    return weights
+
+
+def frozen_digest(model: PreTrainedModel) -> str:
+    """Of the weights that are not trained, which no checkpoint holds."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            digest.update(name.replace(".base_layer", "").encode())
+            digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,129 @@
+"""LoRA: what is trained, what the sampler gets, and an exact resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from oapl.config import EngineConfig, Recipe, load_recipe
+from oapl.engines.embedded import EmbeddedEngine
+from oapl.errors import ConfigError, StoreError
+from oapl.model import load_model, save_policy, score
+from oapl.store import RunFolder
+from oapl.train_loop import start_or_resume
+from oapl.trainer import Trainer
+from test_trainer import assert_same, gradients, in_float64, sampled_shard
+
+LORA = {"use_peft": True, "lora_r": 4, "lora_alpha": 16.0}
+
+
+@pytest.fixture
+def recipe(write_recipe, tiny_model: Path) -> Recipe:
+    return load_recipe(write_recipe(model={"name_or_path": str(tiny_model), **LORA}, trainer={"learning_rate": 1e-2}))
+
+
+def trained(recipe: Recipe, num_steps: int = 3) -> Trainer:
+    trainer = Trainer(recipe, recipe.model.name_or_path)
+    for step in range(num_steps):
+        trainer.train_step(sampled_shard(Path(recipe.model.name_or_path), seed=10 * step), "digest")
+    return trainer
+
+
+def saved(trainer: Trainer, folder: Path) -> Path:
+    folder.mkdir()
+    save_policy(trainer.model, trainer.tokenizer, folder, dtype="float32", probe=[[3, 4, 5, 6]])
+    return folder
+
+
+def test_only_the_matrices_are_trained(recipe: Recipe, tiny_model: Path):
+    before, trainer = load_model(str(tiny_model), "float32", "cpu").state_dict(), trained(recipe)
+    assert all(".lora_" in name for name in trainer.parameters)
+    for name, weight in trainer.model.state_dict().items():
+        if ".lora_" not in name:
+            assert torch.equal(weight, before[name.replace(".base_layer", "")]), name
+
+
+def test_the_sampler_gets_a_plain_model_that_computes_the_same(recipe: Recipe, tiny_model: Path, tmp_path: Path):
+    trainer = trained(recipe)
+    policy = saved(trainer, tmp_path / "policy")
+    names = load_file(policy / "model.safetensors").keys()
+    assert names == load_file(tiny_model / "model.safetensors").keys()
+    engine, sequence = EmbeddedEngine(EngineConfig()), [[3, 9, 4, 12, 5, 8]]
+    engine.load(policy)
+    ours, before = (
+        score(model, sequence, 1.0)[0] for model in (trainer.model, load_model(str(tiny_model), "float32", "cpu"))
+    )
+    assert engine.score(sequence, 1.0)[0] == pytest.approx(ours, abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(ours, before, strict=True)) > 1e-3
+
+
+def test_saving_a_policy_leaves_the_trainer_as_it_was(recipe: Recipe, tmp_path: Path):
+    trainer = trained(recipe)
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    saved(trainer, tmp_path / "policy")
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_the_first_policy_is_the_model_itself(recipe: Recipe, tiny_model: Path, tmp_path: Path):
+    policy = saved(Trainer(recipe, recipe.model.name_or_path), tmp_path / "policy")
+    ours, theirs = load_file(policy / "model.safetensors"), load_file(tiny_model / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_resume_is_exact(recipe: Recipe, tiny_model: Path, tmp_path: Path):
+    straight, run = trained(recipe), RunFolder(tmp_path / "run")
+    run.write_checkpoint(3, straight.write_checkpoint)
+    resumed = start_or_resume(recipe, run)
+    for trainer in (straight, resumed):
+        trainer.train_step(sampled_shard(tiny_model, seed=99), "digest")
+    for name, parameter in straight.parameters.items():
+        assert torch.equal(parameter, resumed.parameters[name]), name
+
+
+def test_a_checkpoint_holds_the_matrices_alone_and_is_refused_on_another_model(
+    recipe: Recipe, tiny_model: Path, tmp_path: Path
+):
+    trainer, run = trained(recipe), RunFolder(tmp_path / "run")
+    run.write_checkpoint(3, trainer.write_checkpoint)
+    assert load_file(run.checkpoint_path(3) / "model.safetensors").keys() == trainer.parameters.keys()
+    other = load_model(str(tiny_model), "float32", "cpu")
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    other.save_pretrained(tmp_path / "other")
+    trainer.tokenizer.save_pretrained(tmp_path / "other")
+    changed = recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"name_or_path": str(tmp_path / "other")})}
+    )
+    with pytest.raises(StoreError, match="was trained on other frozen weights"):
+        start_or_resume(changed, run)
+
+
+def test_frozen_weights_may_be_bfloat16_and_the_matrices_stay_float32(write_recipe, tiny_model: Path):
+    recipe = load_recipe(write_recipe(model={"name_or_path": str(tiny_model), **LORA, "dtype": "bfloat16"}))
+    trainer = trained(recipe)
+    assert {p.dtype for p in trainer.parameters.values()} == {torch.float32}
+    assert trainer.model.model.embed_tokens.weight.dtype == torch.bfloat16
+
+
+def test_layers_that_the_model_lacks_are_named(write_recipe, tiny_model: Path):
+    recipe = load_recipe(
+        write_recipe(model={"name_or_path": str(tiny_model), **LORA, "lora_target_modules": ["q_projection"]})
+    )
+    with pytest.raises(ConfigError, match=r"model.lora_target_modules = \['q_projection'\]"):
+        Trainer(recipe, str(tiny_model))
+
+
+@pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
+def test_gradient_checkpointing_does_not_change_the_gradient(write_recipe, tiny_model: Path, lora: dict[str, object]):
+    found = []
+    for on in (False, True):
+        recipe = load_recipe(
+            write_recipe(model={"name_or_path": str(tiny_model), **lora}, trainer={"gradient_checkpointing": on})
+        )
+        trainer = in_float64(recipe, tiny_model)
+        found.append(gradients(trainer, sampled_shard(tiny_model), 10**6))
+    assert_same(*found)
