@@ -77,15 +77,15 @@ def test_no_gradient_goes_through_the_entropy():
     assert not entropy.requires_grad
 
 
-def test_within_autocast_products_are_bfloat16_and_the_weights_gradient_float32():
+def test_of_bfloat16_states_the_log_probs_are_float32_and_near():
     hidden, weight, _, targets = (x.float() if x.is_floating_point() else x for x in inputs())
     exact, _ = Head(weight).logprobs(hidden, targets, 1.0)
-    weight.requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        coarse, _ = Head(weight).logprobs(hidden, targets, 1.0)
+    weight, hidden = weight.bfloat16().requires_grad_(), hidden.bfloat16()
+    coarse, _ = Head(weight).logprobs(hidden, targets, 1.0)
     coarse.sum().backward()
-    assert coarse.dtype == weight.grad.dtype == torch.float32
-    assert 0 < (coarse - exact).abs().max() < 0.1
+    assert coarse.dtype == torch.float32
+    assert weight.grad.dtype == torch.bfloat16
+    assert 0 < (coarse - exact).abs().max() < 0.2
 
 
 def test_no_tokens_give_no_log_probs():

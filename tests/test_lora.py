@@ -34,7 +34,7 @@ def trained(recipe: Recipe, num_steps: int = 3) -> Trainer:
 
 def saved(trainer: Trainer, folder: Path) -> Path:
     folder.mkdir()
-    save_policy(trainer.model, trainer.tokenizer, folder, dtype="float32", probe=[[3, 4, 5, 6]])
+    save_policy(trainer.model, trainer.tokenizer, folder, probe=[[3, 4, 5, 6]])
     return folder
 
 
@@ -102,8 +102,8 @@ def test_a_checkpoint_holds_the_matrices_alone_and_is_refused_on_another_model(
         start_or_resume(changed, run)
 
 
-def test_frozen_weights_may_be_bfloat16_and_the_matrices_stay_float32(write_recipe, tiny_model: Path):
-    recipe = load_recipe(write_recipe(model={"name_or_path": str(tiny_model), **LORA, "dtype": "bfloat16"}))
+def test_in_bfloat16_the_matrices_stay_float32(write_recipe, tiny_model: Path):
+    recipe = load_recipe(write_recipe(model={"name_or_path": str(tiny_model), **LORA}, trainer={"bf16": True}))
     trainer = trained(recipe)
     assert {p.dtype for p in trainer.parameters.values()} == {torch.float32}
     assert trainer.model.model.embed_tokens.weight.dtype == torch.bfloat16

@@ -30,14 +30,11 @@ class Head:
         """Log-probs of the targets at this temperature, [N] in nats, and the entropies they were drawn at.
 
         Logits exist in chunks of `CHUNK_LOGITS`, here and again in the backward pass, which makes them anew. No
-        gradient goes through the entropies. Within autocast products are of its type; sums are in float32 or better.
+        gradient goes through the entropies. Products are of the hidden states' type, sums in float32 or better.
         """
-        device = hidden_NH.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
-        with torch.autocast(device, enabled=False):
-            logprobs_N, entropy_N = _TargetLogprobs.apply(  # type: ignore[no-untyped-call]
-                hidden_NH, self.weight, self.bias, targets_N, self, dtype, temperature
-            )
+        logprobs_N, entropy_N = _TargetLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden_NH, self.weight, self.bias, targets_N, self, temperature
+        )
         return logprobs_N, entropy_N
 
 
@@ -50,20 +47,18 @@ class _TargetLogprobs(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_N: Tensor,
         head: Head,
-        dtype: torch.dtype,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        weight = weight_VH.to(dtype)
-        logprobs_N = torch.empty(len(hidden_NH), dtype=_sum_type(dtype), device=hidden_NH.device)
+        logprobs_N = torch.empty(len(hidden_NH), dtype=_sum_type(hidden_NH.dtype), device=hidden_NH.device)
         entropy_N, logsumexp_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
-        for rows in _chunks(len(hidden_NH), len(weight)):
-            logits_CV, _ = _scaled_logits(hidden_NH[rows].to(dtype), weight, bias_V, head, temperature)
+        for rows in _chunks(len(hidden_NH), len(weight_VH)):
+            logits_CV, _ = _scaled_logits(hidden_NH[rows], weight_VH, bias_V, head, temperature)
             logprobs_CV = logits_CV.log_softmax(-1)
             logprobs_N[rows] = logprobs_CV.gather(-1, targets_N[rows, None]).squeeze(-1)
             logsumexp_N[rows] = logits_CV.gather(-1, targets_N[rows, None]).squeeze(-1) - logprobs_N[rows]
             entropy_N[rows] = -logits_CV.copy_(logprobs_CV).exp_().mul_(logprobs_CV).sum(-1)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, logsumexp_N)
-        ctx.head, ctx.dtype, ctx.temperature = head, dtype, temperature
+        ctx.head, ctx.temperature = head, temperature
         ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
@@ -72,28 +67,26 @@ class _TargetLogprobs(torch.autograd.Function):
         grad_N = grads[0]
         hidden_NH, weight_VH, bias_V, targets_N, logsumexp_N = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        weight = weight_VH.to(ctx.dtype)
         grad_hidden = torch.empty_like(hidden_NH) if needs_hidden else None
         grad_weight = torch.zeros_like(weight_VH, dtype=grad_N.dtype) if needs_weight else None
         grad_bias = torch.zeros_like(bias_V, dtype=grad_N.dtype) if needs_bias else None
-        for rows in _chunks(len(hidden_NH), len(weight)):
-            hidden_CH = hidden_NH[rows].to(ctx.dtype)
-            logits_CV, slope_CV = _scaled_logits(hidden_CH, weight, bias_V, ctx.head, ctx.temperature)
+        for rows in _chunks(len(hidden_NH), len(weight_VH)):
+            hidden_CH = hidden_NH[rows]
+            logits_CV, slope_CV = _scaled_logits(hidden_CH, weight_VH, bias_V, ctx.head, ctx.temperature)
             grad_CV = (logits_CV - logsumexp_N[rows, None]).exp_().mul_(-grad_N[rows, None])
             grad_CV.scatter_add_(-1, targets_N[rows, None], grad_N[rows, None])
             grad_CV.mul_(slope_CV)
             if grad_bias is not None:
                 grad_bias += grad_CV.sum(0)
-            grad = grad_CV.to(ctx.dtype)
+            grad = grad_CV.to(hidden_NH.dtype)
             if grad_hidden is not None:
-                grad_hidden[rows] = grad @ weight
+                grad_hidden[rows] = grad @ weight_VH
             if grad_weight is not None:
                 grad_weight += grad.T @ hidden_CH
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight_VH.dtype),
             None if grad_bias is None else grad_bias.to(bias_V.dtype),
-            None,
             None,
             None,
             None,

@@ -129,14 +129,13 @@ def save_policy(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
-    dtype: str,
     probe: Sequence[Sequence[int]],
 ) -> None:
-    """Writes a plain Hugging Face model folder in `dtype`, with the model's own log-probs of the probe sequences."""
-    weights = {name: weight.to(getattr(torch, dtype)) for name, weight in merged_weights(model).items()}
-    model.save_pretrained(folder, state_dict=weights)
+    """Writes a plain Hugging Face model folder, with the model's own log-probs of the probe sequences."""
+    model.save_pretrained(folder, state_dict=merged_weights(model))
     tokenizer.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
+    dtype = str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n")
     sequences = [list(sequence[:MAX_PROBE_TOKENS]) for sequence in probe]
     record = {"sequences": sequences, "logprobs": score(model, sequences, temperature=1.0)}

@@ -54,9 +54,7 @@ def publish(trainer: Trainer, run: RunFolder) -> None:
 
 def write_weights(trainer: Trainer, run: RunFolder, folder: Path) -> None:
     """Fills a policy's or a snapshot's folder with the trainer's weights and their probe."""
-    dtype = "bfloat16" if trainer.config.bf16 else "float32"
-    with trainer.autocast():
-        save_policy(trainer.model, trainer.tokenizer, folder, dtype=dtype, probe=probe_sequences(trainer, run))
+    save_policy(trainer.model, trainer.tokenizer, folder, probe=probe_sequences(trainer, run))
 
 
 def probe_sequences(trainer: Trainer, run: RunFolder) -> list[list[int]]:

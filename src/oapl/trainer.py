@@ -20,6 +20,7 @@ from oapl.lora import add_lora, frozen_digest, trained_parameters
 from oapl.model import checkpoint_layers, load_model, load_tokenizer
 from oapl.objective import StepCounts, make_objective
 from oapl.pieces import backward_in_pieces
+from oapl.precision import compute_in_bfloat16
 from oapl.types import Shard
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -31,17 +32,20 @@ class Trainer:
     def __init__(self, recipe: Recipe, source: str) -> None:
         self.recipe, self.config = recipe, recipe.trainer
         torch.manual_seed(recipe.seed)
-        self.model = load_model(source, recipe.model.dtype, self.config.device, recipe.model.attn_implementation)
+        self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
         self.tokenizer = load_tokenizer(source)
         if recipe.model.use_peft:
             add_lora(self.model, recipe.model)
+        self.parameters = trained_parameters(self.model)
+        """What the optimizer moves, in float32; the model's own, unless that computes in bfloat16."""
+        if self.config.bf16:
+            self.parameters = compute_in_bfloat16(self.model)
         if self.config.gradient_checkpointing:
             checkpoint_layers(self.model)
         self.lm = take_apart(self.model)
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
         """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
-        self.parameters = trained_parameters(self.model)
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=self.config.learning_rate,
@@ -79,6 +83,7 @@ class Trainer:
                 + (" or a larger loss.beta2." if self.objective.beta2 is not None else ".")
             )
         self.optimizer.step()
+        self.update_model()
         self.step += 1
         self.consumed.append(digest)
         sampled = shard_metrics(shard, threshold)
@@ -103,17 +108,19 @@ class Trainer:
             scalars.update(loss=loss.detach(), **metrics)
             return loss
 
-        with self.autocast():
-            if is_long:
-                logprobs, entropy = backward_in_pieces(self.lm, batch, temperature, max_tokens, loss_of)
-            else:
-                logprobs, entropy = self.lm.logprobs(batch, temperature)
-        if not is_long:
+        if is_long:
+            logprobs, entropy = backward_in_pieces(self.lm, batch, temperature, max_tokens, loss_of)
+        else:
+            logprobs, entropy = self.lm.logprobs(batch, temperature)
             loss_of(logprobs).backward()  # type: ignore[no-untyped-call]
         totals.add(batch, logprobs.detach(), entropy, scalars)
 
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.config.device.partition(":")[0], torch.bfloat16, enabled=self.config.bf16)
+    @torch.no_grad()
+    def update_model(self) -> None:
+        """Rounds the float32 weights to those that the model computes with, where they are not the same."""
+        for name, parameter in trained_parameters(self.model).items():
+            if parameter is not self.parameters[name]:
+                parameter.copy_(self.parameters[name])
 
     def write_checkpoint(self, folder: Path) -> None:
         """Everything the next step depends on, in safetensors and JSON."""
@@ -137,6 +144,7 @@ class Trainer:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(weights[name])
+        self.update_model()
         moments = load_file(folder / "optimizer.safetensors")
         torch.set_rng_state(moments.pop("rng_state"))
         for key, value in moments.items():

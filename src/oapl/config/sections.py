@@ -35,18 +35,6 @@ class ModelConfig(Section):
         min_length=1,
         description="Names of the layers with LoRA; `all-linear` is all but the head.",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Of the weights that LoRA leaves frozen; weights that are trained are float32."
-    )
-
-    @model_validator(mode="after")
-    def _check_lora(self) -> ModelConfig:
-        if self.dtype != "float32" and not self.use_peft:
-            raise ValueError(
-                f"dtype = {self.dtype!r} needs use_peft = true: weights that are trained stay in float32, and "
-                f"trainer.bf16 computes with them in bfloat16"
-            )
-        return self
 
 
 DATASET_SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -217,7 +205,9 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Compute each layer again in the backward pass: less memory, a third more work."
     )
-    bf16: bool = Field(False, description="Autocast to bfloat16; weights and optimizer stay in float32.")
+    bf16: bool = Field(
+        False, description="Compute in bfloat16; what is trained has float32 copies, which the optimizer moves."
+    )
     device: Device = Field("cpu", description="`cpu`, `cuda` or `cuda:<index>`.")
     num_threads: Count = Field(1, description="CPU threads of the trainer.")
     save_steps: Count | None = Field(

@@ -1,0 +1,39 @@
+"""bfloat16 computation over float32 weights: what is trained moves by steps too small for bfloat16 to hold."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from oapl.lora import trained_parameters
+
+
+def compute_in_bfloat16(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """Rounds the model to bfloat16; returns float32 weights for what is trained, which gather its gradients.
+
+    Each backward pass adds its gradient, in bfloat16, to the float32 ones. Buffers, such as those of rotary
+    embeddings, keep their type.
+    """
+    masters = {
+        name: torch.nn.Parameter(parameter.detach().clone()) for name, parameter in trained_parameters(model).items()
+    }
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    for name, parameter in trained_parameters(model).items():
+        parameter.register_post_accumulate_grad_hook(_Gather(masters[name]))  # type: ignore[no-untyped-call]
+    return masters
+
+
+class _Gather:
+    """Adds a gradient to that of a float32 weight, and frees it."""
+
+    def __init__(self, master: torch.nn.Parameter) -> None:
+        self._master = master
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        if self._master.grad is None:
+            self._master.grad = parameter.grad.float()
+        else:
+            self._master.grad += parameter.grad
+        parameter.grad = None
