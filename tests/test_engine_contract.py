@@ -10,7 +10,8 @@ import torch
 
 from oapl.config import EngineConfig
 from oapl.engines.base import Engine
-from oapl.engines.embedded import EmbeddedEngine, draw, waves
+from oapl.engines.embedded import EmbeddedEngine, draw
+from oapl.errors import EngineError
 from oapl.model import eos_token_ids, load_model, next_token_logprobs
 from oapl.types import Request, SamplingParams
 
@@ -107,29 +108,71 @@ def test_scores_are_the_log_probs_of_given_tokens(engine: Engine):
     asked = requests(4)
     (group,) = engine.generate(asked, SamplingParams(1.0, 12, 2))
     prompt = asked[0].prompt_ids.tolist()
-    scores = engine.score([[*prompt, *c.token_ids.tolist()] for c in group], temperature=1.0)
+    scores = engine.score([[*prompt, *c.token_ids.tolist()] for c in group])
     for completion, score in zip(group, scores, strict=True):
         np.testing.assert_allclose(score[len(prompt) - 1 :], completion.logprobs, atol=1e-4)
 
 
 def test_loading_replaces_the_weights(engine: Engine, tiny_model: Path, tmp_path: Path):
     model = load_model(str(tiny_model), "float32", "cpu")
-    before = engine.score([PROMPTS[0]], 1.0)
+    before = engine.score([PROMPTS[0]])
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(1.5)
     model.save_pretrained(tmp_path)
     engine.load(tmp_path)
-    assert engine.score([PROMPTS[0]], 1.0) != before
+    assert engine.score([PROMPTS[0]]) != before
     engine.load(tiny_model)
-    assert engine.score([PROMPTS[0]], 1.0) == before
+    assert engine.score([PROMPTS[0]]) == before
 
 
 # The embedded engine's own parts
 
 
-def test_waves_hold_whole_groups_where_they_fit():
-    assert [len(rows) for rows in waves(5, num_generations=4, max_num_seqs=10)] == [8, 8, 4]
-    assert [len(rows) for rows in waves(2, num_generations=7, max_num_seqs=4)] == [4, 4, 4, 2]
+def test_fewer_places_than_completions_change_rounding_only(tiny_model: Path):
+    """A finished completion's place goes to the next one, in memory that another has written to."""
+    asked, params = requests(1, 2, 3), SamplingParams(1.0, 16, 5)
+    answers = []
+    for places in (15, 4, 1):
+        engine = EmbeddedEngine(EngineConfig(max_num_seqs=places))
+        engine.load(tiny_model)
+        answers.append([completion for group in engine.generate(asked, params) for completion in group])
+    for one, *others in zip(*answers, strict=True):
+        for other in others:
+            np.testing.assert_array_equal(one.token_ids, other.token_ids)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_the_budget_of_memory_bounds_the_rows_decoded_at_once(tiny_model: Path, monkeypatch):
+    """2 layers x keys and values x 2 heads x 8 x 4 bytes = 256 bytes a token; 12 + 16 tokens a row."""
+    seen = []
+    step = EmbeddedEngine._step
+    monkeypatch.setattr(
+        EmbeddedEngine,
+        "_step",
+        lambda self, slots, rows, params: (seen.append(len(rows)), step(self, slots, rows, params)),
+    )
+    engine = EmbeddedEngine(EngineConfig(kv_cache_memory_bytes=3 * 28 * 256))
+    engine.load(tiny_model)
+    engine.generate(requests(1, 2, 3), SamplingParams(1.0, 16, 4))
+    assert max(seen) == 3
+    engine = EmbeddedEngine(EngineConfig(kv_cache_memory_bytes=1000))
+    engine.load(tiny_model)
+    with pytest.raises(EngineError, match=r"kv_cache_memory_bytes = 1,000 holds no completion: one of 28 tokens"):
+        engine.generate(requests(1, 2, 3), SamplingParams(1.0, 16, 4))
+
+
+def test_a_large_vocabulary_is_drawn_from_as_a_small_one():
+    """Over 1,000 tokens, four blocks: the token is where the cumulative distribution passes the uniform number."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(500, 1000, generator=generator) * 3
+    uniform = torch.rand(500, generator=generator, dtype=torch.float64)
+    tokens, logprobs = draw(logits, uniform, temperature=0.7)
+    expected = (logits.double() / 0.7).log_softmax(-1)
+    upto = expected.exp().cumsum(-1)
+    for row, token in enumerate(tokens.tolist()):
+        assert upto[row, token] > uniform[row] - 1e-6
+        assert token == 0 or upto[row, token - 1] < uniform[row] + 1e-6
+    torch.testing.assert_close(logprobs.double(), expected.gather(-1, tokens[:, None])[:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_draw_inverts_the_cumulative_distribution():

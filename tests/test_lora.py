@@ -54,9 +54,9 @@ def test_the_sampler_gets_a_plain_model_that_computes_the_same(recipe: Recipe, t
     engine, sequence = EmbeddedEngine(EngineConfig()), [[3, 9, 4, 12, 5, 8]]
     engine.load(policy)
     ours, before = (
-        score(model, sequence, 1.0)[0] for model in (trainer.model, load_model(str(tiny_model), "float32", "cpu"))
+        score(model, sequence)[0] for model in (trainer.model, load_model(str(tiny_model), "float32", "cpu"))
     )
-    assert engine.score(sequence, 1.0)[0] == pytest.approx(ours, abs=1e-5)
+    assert engine.score(sequence)[0] == pytest.approx(ours, abs=1e-5)
     assert max(abs(a - b) for a, b in zip(ours, before, strict=True)) > 1e-3
 
 

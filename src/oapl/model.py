@@ -138,16 +138,16 @@ def save_policy(
     dtype = str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n")
     sequences = [list(sequence[:MAX_PROBE_TOKENS]) for sequence in probe]
-    record = {"sequences": sequences, "logprobs": score(model, sequences, temperature=1.0)}
+    record = {"sequences": sequences, "logprobs": score(model, sequences)}
     (folder / PROBE).write_text(json.dumps(record) + "\n")
 
 
 @torch.no_grad()
-def score(model: PreTrainedModel, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-    """For each sequence, the log-probs of its tokens after the first."""
+def score(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    """For each sequence, the log-probs of its tokens after the first, at temperature 1."""
     device = next(model.parameters()).device
     return [
-        next_token_logprobs(model, torch.tensor([sequence], device=device), temperature)[0][0].tolist()
+        next_token_logprobs(model, torch.tensor([sequence], device=device), temperature=1.0)[0][0].tolist()
         for sequence in sequences
     ]
 

@@ -13,8 +13,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from oapl.config import Recipe
+from oapl.engines import make_engine
 from oapl.engines.base import Engine
-from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import GradingError, StoreError, TaskError
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_sequences
 from oapl.plan import SEED_STRIDE, derive_seed, plan_round, training_params
@@ -55,7 +55,7 @@ class Sampler:
         self.recipe, self.should_stop = recipe, should_stop
         self._locate, self._on_shard = locate, on_shard
         self.task: Task = make_task(recipe.task)
-        self.engine: Engine = EmbeddedEngine(recipe.engine, recipe.model.attn_implementation)
+        self.engine: Engine = make_engine(recipe.engine, recipe.model.attn_implementation)
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
         self._mismatch = 0.0
@@ -72,7 +72,7 @@ class Sampler:
             self._tokenizer = load_tokenizer(str(path))
             check_prompts(self.recipe, self.task, self._tokenizer, self.engine.context_length)
         if (path / PROBE).exists():
-            scores = self.engine.score(probe_sequences(path), temperature=1.0)
+            scores = self.engine.score(probe_sequences(path))
             self._mismatch = check_probe(path, scores, self.recipe.probe_tolerance)
         self._loaded = policy
 

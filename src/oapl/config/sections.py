@@ -246,8 +246,21 @@ class TrainerConfig(Section):
 
 
 class EngineConfig(Section):
-    kind: Literal["embedded"] = Field("embedded", description="What generates: PyTorch in the sampler's own process.")
+    kind: Literal["embedded", "vllm"] = Field(
+        "embedded", description="What generates: `embedded`, PyTorch in the sampler's own process, or `vllm`."
+    )
     max_num_seqs: Count = Field(256, description="Completions decoded at once.")
+    kv_cache_memory_bytes: Count | None = Field(
+        None, description="Most bytes of keys and values; fewer completions are decoded at once where they need more."
+    )
+    max_model_len: Count | None = Field(
+        None, description="vLLM: tokens of prompt and completion together; by default the model's context."
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="vLLM: share of the device's memory that it may take."
+    )
+    tensor_parallel_size: Count = Field(1, description="vLLM: GPUs that hold one model together.")
+    enforce_eager: bool = Field(False, description="vLLM: start sooner, without compiling; slower on long runs.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights and the KV cache.")
     device: Device = Field("cpu", description="`cpu`, `cuda` or `cuda:<index>`.")
     num_threads: Count = Field(1, description="CPU threads of the sampler.")
@@ -256,6 +269,14 @@ class EngineConfig(Section):
         description="Refuse to sample where engine and trainer differ by more, in nats a token on average; "
         "by default 1e-3, or 0.1 where either computes in bfloat16.",
     )
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> EngineConfig:
+        for key in ("max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager"):
+            value = getattr(self, key)
+            if self.kind != "vllm" and value != type(self).model_fields[key].default:
+                raise ValueError(f'{key} = {value} is vLLM\'s: it needs `kind = "vllm"`')
+        return self
 
 
 class LaunchConfig(Section):

@@ -1,0 +1,17 @@
+"""What generates completions: `base.Engine` says what each must do."""
+
+from __future__ import annotations
+
+from oapl.config import EngineConfig
+from oapl.engines.base import Engine
+
+
+def make_engine(config: EngineConfig, attn_implementation: str | None = None) -> Engine:
+    """The engine that a recipe asks for; it holds no policy yet."""
+    if config.kind == "vllm":
+        from oapl.engines.vllm import VLLMEngine
+
+        return VLLMEngine(config)
+    from oapl.engines.embedded import EmbeddedEngine
+
+    return EmbeddedEngine(config, attn_implementation)

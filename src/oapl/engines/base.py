@@ -30,6 +30,11 @@ class Engine(Protocol):
         """
         ...
 
-    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """For each sequence, the log-probs in nats of its tokens after the first, each given those before it."""
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """For each sequence, the log-probs of its tokens after the first, each given those before it, in nats at
+        temperature 1."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the engine holds. It may be loaded again."""
         ...

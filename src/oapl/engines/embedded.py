@@ -1,11 +1,13 @@
 """The embedded engine: plain PyTorch over a Hugging Face causal language model, in the sampler's process.
 
-Shapes: R requests, B rows decoded at once (one row a completion), P prompt tokens, V vocabulary.
+Shapes: B rows decoded at once (one row a completion), V vocabulary, C of its tokens in a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +17,24 @@ from transformers import DynamicCache, PreTrainedModel
 
 from oapl.config import EngineConfig
 from oapl.engines.base import Engine
+from oapl.engines.fast import GROUPED, pack_linears
+from oapl.engines.slots import Slots, bytes_per_token
 from oapl.errors import EngineError
 from oapl.model import context_length, eos_token_ids, load_model, score
-from oapl.types import Completion, Request, SamplingParams
+from oapl.types import Completion, FinishReason, Request, SamplingParams
 
-COMPACT_BELOW = 0.75
-"""Finished rows are dropped from the cache once fewer than this share of its rows still decode."""
+PREFILL_TOKENS = 4096
+"""Tokens of prompts computed at once, padding included."""
 
-Row = tuple[int, int]
-"""Which request, and which of its completions."""
+BLOCK = 256
+"""Tokens of the vocabulary whose chances are added up first when one is drawn."""
 
 
 class EmbeddedEngine(Engine):
-    """Decodes `max_num_seqs` rows at once over a KV cache; each prompt is prefilled once for its completions."""
+    """Decodes up to `max_num_seqs` rows at once; a finished row's place goes to the next at once.
+
+    Each prompt is computed once for all its completions. Keys and values are kept in one preallocated block.
+    """
 
     _model: PreTrainedModel
 
@@ -36,117 +43,220 @@ class EmbeddedEngine(Engine):
 
     def load(self, policy: Path) -> None:
         self._model = load_model(str(policy), self._config.dtype, self._config.device, self._attn_implementation)
-        self._eos = torch.tensor(eos_token_ids(self._model), device=self._config.device)
+        self._eos = torch.tensor(eos_token_ids(self._model))
+        self._windows = attention_windows(self._model)
+        if self._model.config._attn_implementation == "sdpa":
+            self._model.set_attn_implementation(GROUPED)
+        if self._config.device == "cpu":
+            pack_linears(self._model)
+
+    def close(self) -> None:
+        self.__dict__.pop("_model", None)
 
     @property
     def context_length(self) -> int:
         return context_length(self._model)
 
-    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        return score(self._model, sequences, temperature)
-
-    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
-        completions: list[list[Completion]] = [[] for _ in requests]
-        for rows in waves(len(requests), params.num_generations, self._config.max_num_seqs):
-            for (request, _), completion in zip(rows, self._decode(requests, rows, params), strict=True):
-                completions[request].append(completion)
-        return completions
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return score(self._model, sequences)
 
     @torch.inference_mode()
-    def _decode(self, requests: Sequence[Request], rows: Sequence[Row], params: SamplingParams) -> list[Completion]:
-        uniforms = torch.from_numpy(uniform_streams(requests, rows, params.max_completion_length))
-        logits_BV, cache, mask_BP = self._prefill(requests, rows)
-        tokens = torch.zeros(len(rows), params.max_completion_length, dtype=torch.int32)
-        logprobs = torch.zeros(len(rows), params.max_completion_length)
-        lengths = torch.full((len(rows),), params.max_completion_length)
-        stopped = torch.zeros(len(rows), dtype=torch.bool)
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
+        rows = [Row(request, index, params) for request in requests for index in range(params.num_generations)]
+        waiting, prompts = deque(rows), Prompts(self, requests)
+        at_work: list[Row] = []
+        slots: Slots | None = None
+        while waiting or at_work:
+            while waiting and (slots is None or len(at_work) < slots.num_slots):
+                row = waiting.popleft()
+                cache, index = prompts.of(row.request)
+                if slots is None:
+                    slots = self._make_slots(cache, requests, params, len(rows))
+                slots.put(len(at_work), cache, index, row.position)
+                at_work.append(row)
+            assert slots is not None
+            self._step(slots, at_work, params)
+            finished = [place for place, row in enumerate(at_work) if row.finish_reason is not None]
+            for place in reversed(finished):  # the last row in use takes the place of a finished one
+                last = at_work.pop()
+                if place < len(at_work):
+                    slots.move(len(at_work), place, last.position)
+                    at_work[place] = last
+        made = iter(rows)
+        return [[next(made).completion() for _ in range(params.num_generations)] for _ in requests]
 
-        row_B = torch.arange(len(rows))  # which completion each row of the cache decodes
-        position_B = mask_BP.sum(-1)
-        for t in range(params.max_completion_length):
-            token_B, logprob_B = draw(logits_BV, uniforms[row_B, t].to(logits_BV.device), params.temperature)
-            going = ~stopped[row_B]
-            tokens[row_B[going], t] = token_B.cpu()[going].int()
-            logprobs[row_B[going], t] = logprob_B.cpu()[going]
-            ended = going & torch.isin(token_B, self._eos).cpu()
-            lengths[row_B[ended]] = t + 1
-            stopped[row_B[ended]] = True
-            going &= ~ended
-            if not going.any() or t + 1 == params.max_completion_length:
-                break
-            if going.float().mean() < COMPACT_BELOW:
-                keep = going.nonzero().squeeze(-1)
-                row_B, on_device = row_B[keep], keep.to(token_B.device)
-                cache.batch_select_indices(on_device)
-                token_B, mask_BP, position_B = token_B[on_device], mask_BP[on_device], position_B[on_device]
-            mask_BP = torch.cat([mask_BP, mask_BP.new_ones(len(row_B), 1)], dim=-1)
-            logits_BV = self._forward(token_B[:, None], mask_BP, position_B[:, None], cache)
-            position_B = position_B + 1
-        if not torch.isfinite(logprobs).all():
+    def _make_slots(
+        self, like: DynamicCache, requests: Sequence[Request], params: SamplingParams, num_rows: int
+    ) -> Slots:
+        """As many as are asked for, and as the budget of memory holds."""
+        length = max(len(request.prompt_ids) for request in requests) + params.max_completion_length
+        num_slots, budget = min(self._config.max_num_seqs, num_rows), self._config.kv_cache_memory_bytes
+        if budget is not None:
+            needed = bytes_per_token(like) * length
+            if needed > budget:
+                raise EngineError(
+                    f"engine.kv_cache_memory_bytes = {budget:,} holds no completion: one of {length} tokens with its "
+                    f"prompt takes {needed:,}. Raise it, or lower sampling.max_completion_length."
+                )
+            num_slots = min(num_slots, budget // needed)
+        return Slots(like, num_slots, length)
+
+    def _step(self, slots: Slots, rows: Sequence[Row], params: SamplingParams) -> None:
+        """One token for every row."""
+        device = self._config.device
+        positions_B = torch.tensor([row.position for row in rows])
+        slots.use(positions_B.to(device))
+        ids_B1 = torch.tensor([[row.last_token] for row in rows], device=device)
+        logits_BV = self._forward(ids_B1, self._masks(slots), positions_B[:, None].to(device), slots.cache)
+        uniform_B = torch.tensor([row.uniforms[row.num_tokens] for row in rows], dtype=torch.float64, device=device)
+        token_B, logprob_B = (found.cpu() for found in draw(logits_BV, uniform_B, params.temperature))
+        if not torch.isfinite(logprob_B).all():
             raise EngineError(
                 "the policy gives log-probs that are not finite, so its weights are broken or overflow in "
                 f"engine.dtype = {self._config.dtype!r}. Try engine.dtype = 'float32', or an earlier policy."
             )
-        return [
-            Completion(
-                tokens[row, :length].numpy().copy(),
-                logprobs[row, :length].numpy().copy(),
-                "stop" if stopped[row] else "length",
-            )
-            for row, length in enumerate(lengths.tolist())
-        ]
+        ended_B = torch.isin(token_B, self._eos)
+        for row, token, logprob, ended in zip(
+            rows, token_B.tolist(), logprob_B.tolist(), ended_B.tolist(), strict=True
+        ):
+            row.add(token, logprob, ended)
 
-    def _prefill(self, requests: Sequence[Request], rows: Sequence[Row]) -> tuple[Tensor, DynamicCache, Tensor]:
-        """Next-token logits, cache and attention mask of each row, every prompt computed once. Padding is left."""
-        used = sorted({request for request, _ in rows})
-        width = max(len(requests[request].prompt_ids) for request in used)
-        ids_RP = np.zeros((len(used), width), np.int64)
-        mask_RP = np.zeros((len(used), width), np.int64)
-        for r, request in enumerate(used):
-            prompt_ids = requests[request].prompt_ids
-            ids_RP[r, width - len(prompt_ids) :] = prompt_ids
-            mask_RP[r, width - len(prompt_ids) :] = 1
-        device = self._config.device
-        ids, mask = torch.from_numpy(ids_RP).to(device), torch.from_numpy(mask_RP).to(device)
-        cache = DynamicCache(config=self._model.config)
-        logits_RV = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
-        of_row = torch.tensor([used.index(request) for request, _ in rows], device=device)
-        cache.batch_select_indices(of_row)
-        return logits_RV[of_row], cache, mask[of_row]
+    def _masks(self, slots: Slots) -> Tensor | Mapping[str, Tensor]:
+        """What each row attends to, by the kind of layer where there are several."""
+        dtype = getattr(torch, self._config.dtype)
+        if set(self._windows) == {"full_attention"}:
+            return slots.mask(dtype)
+        return {kind: slots.mask(dtype, window) for kind, window in self._windows.items()}
 
-    def _forward(self, ids: Tensor, mask: Tensor, position_ids: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits after the last of `ids`, in float32."""
+    def prefill(self, ids_RP: Tensor) -> DynamicCache:
+        """Keys and values of prompts padded on the right. Layers keep all of them, whatever their window."""
+        cache = DynamicCache()
+        self._forward(ids_RP.to(self._config.device), None, None, cache)
+        return cache
+
+    def _forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | Mapping[str, Tensor] | None,
+        position_ids: Tensor | None,
+        cache: object,
+    ) -> Tensor:
+        """Logits after the last of `ids`."""
         output = self._model(
             input_ids=ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, logits_to_keep=1
         )
-        logits_BV: Tensor = output.logits[:, -1].float()
+        logits_BV: Tensor = output.logits[:, -1]
         return logits_BV
 
 
-def waves(num_requests: int, num_generations: int, max_num_seqs: int) -> Iterator[list[Row]]:
-    """All rows in order, at most `max_num_seqs` at once; a request's rows stay together where they fit."""
-    rows = [(request, index) for request in range(num_requests) for index in range(num_generations)]
-    size = max_num_seqs // num_generations * num_generations or max_num_seqs
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
+@dataclass(eq=False)
+class Row:
+    """A completion in the making."""
+
+    request: Request
+    index: int
+    params: SamplingParams
+    finish_reason: FinishReason | None = None
+    num_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.uniforms = uniform_stream(self.request.seed, self.index, self.params.max_completion_length)
+
+    @property
+    def position(self) -> int:
+        """Of the token that is read next: the prompt's last one, then each one drawn."""
+        return len(self.request.prompt_ids) - 1 + self.num_tokens
+
+    @property
+    def last_token(self) -> int:
+        return self.tokens[-1] if self.tokens else int(self.request.prompt_ids[-1])
+
+    def add(self, token: int, logprob: float, ended: bool) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.num_tokens += 1
+        if ended:
+            self.finish_reason = "stop"
+        elif self.num_tokens == self.params.max_completion_length:
+            self.finish_reason = "length"
+
+    def completion(self) -> Completion:
+        assert self.finish_reason is not None
+        return Completion(np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32), self.finish_reason)
 
 
-def uniform_streams(requests: Sequence[Request], rows: Sequence[Row], length: int) -> np.ndarray:
-    """f64[B, length] in [0, 1): row b's numbers depend on its request's seed and its own index, nothing else."""
-    return np.stack(
-        [
-            np.random.Generator(np.random.Philox(key=np.array([requests[request].seed, index], np.uint64))).random(
-                length
-            )
-            for request, index in rows
-        ]
-    )
+class Prompts:
+    """Keys and values of prompts without their last tokens, some prompts at once, in the order of the requests."""
+
+    def __init__(self, engine: EmbeddedEngine, requests: Sequence[Request]) -> None:
+        self._engine, self._waiting = engine, deque(requests)
+        self._batch: list[Request] = []
+        self._cache = DynamicCache()
+
+    def of(self, request: Request) -> tuple[DynamicCache, int]:
+        """The cache that holds a request's prompt, and its place there."""
+        while not any(request is held for held in self._batch):
+            self._next()
+        return self._cache, next(i for i, held in enumerate(self._batch) if held is request)
+
+    def _next(self) -> None:
+        self._batch, width = [], 1
+        while self._waiting:
+            width = max(width, len(self._waiting[0].prompt_ids) - 1)
+            if self._batch and width * (len(self._batch) + 1) > PREFILL_TOKENS:
+                break
+            self._batch.append(self._waiting.popleft())
+        ids_RP = torch.zeros(len(self._batch), width, dtype=torch.long)
+        for row, request in zip(ids_RP, self._batch, strict=True):
+            prompt = torch.from_numpy(request.prompt_ids[:-1].astype(np.int64))
+            row[: len(prompt)] = prompt
+        self._cache = self._engine.prefill(ids_RP)
+
+
+def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
+    """How many tokens back each kind of layer sees, None for all. Raises EngineError for kinds that have no keys."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    known = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    if unknown := kinds - known.keys():
+        raise EngineError(
+            f"the embedded engine does not know layers of {', '.join(sorted(unknown))}. Use engine.kind = 'vllm'."
+        )
+    return {kind: known[kind] for kind in kinds}
+
+
+def uniform_stream(seed: int, index: int, length: int) -> np.ndarray:
+    """f64[length] in [0, 1), which depend on the request's seed and the completion's index, and on nothing else."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64))).random(length)
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """A token a row, by inverting the cumulative distribution at the row's uniform number, and its log-prob."""
-    logprobs_BV = (logits_BV / temperature).log_softmax(-1)
-    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
-    threshold_B1 = (uniform_B * cumulative_BV[:, -1])[:, None]
-    token_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).squeeze(-1).clamp(max=logits_BV.shape[-1] - 1)
-    return token_B, logprobs_BV.gather(-1, token_B[:, None]).squeeze(-1)
+    """A token a row, by inverting the cumulative distribution at the row's uniform number, and its log-prob.
+
+    Chances are added up in float64 block by block, then token by token in the block that the number falls in.
+    """
+    scaled_BV = logits_BV.float() / temperature
+    largest_B1 = scaled_BV.amax(-1, keepdim=True)
+    chance_BV = (scaled_BV - largest_B1).exp_()
+    padding = -chance_BV.shape[-1] % BLOCK
+    chance_BKC = torch.nn.functional.pad(chance_BV, (0, padding)).view(len(chance_BV), -1, BLOCK)
+    upto_BK = chance_BKC.sum(-1, dtype=torch.float64).cumsum(-1)
+    total_B1 = upto_BK[:, -1:]
+    goal_B1 = uniform_B[:, None] * total_B1
+    block_B1 = torch.searchsorted(upto_BK, goal_B1, right=True).clamp(max=upto_BK.shape[-1] - 1)
+    before_B1 = torch.where(block_B1 > 0, upto_BK.gather(-1, (block_B1 - 1).clamp(min=0)), 0.0)
+    chance_BC = chance_BKC[torch.arange(len(chance_BV)), block_B1[:, 0]]
+    upto_BC = before_B1 + chance_BC.double().cumsum(-1)
+    place_B1 = torch.searchsorted(upto_BC, goal_B1, right=True)
+    place_B1 = place_B1.clamp(max=last_possible(chance_BC))  # rounding may leave the number beyond the block's end
+    token_B1 = block_B1 * BLOCK + place_B1
+    logprob_B1 = scaled_BV.gather(-1, token_B1) - largest_B1 - total_B1.log().float()
+    return token_B1[:, 0], logprob_B1[:, 0]
+
+
+def last_possible(chance_BC: Tensor) -> Tensor:
+    """[B, 1]: the last token of each row whose chance is not 0."""
+    places_C = torch.arange(chance_BC.shape[-1], device=chance_BC.device)
+    return torch.where(chance_BC > 0, places_C, 0).amax(-1, keepdim=True)

