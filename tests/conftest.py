@@ -19,23 +19,29 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Llama of 20 thousand random weights with the shipped model's tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny_model")
+    return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+
+
+def make_tiny_model(folder: Path, **sizes: Any) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(resolve("builtin:countdown"))
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            initializer_range=0.3,
+            **{
+                "vocab_size": len(tokenizer),
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 64,
+                "tie_word_embeddings": True,
+                "bos_token_id": None,
+                "eos_token_id": tokenizer.eos_token_id,
+                "pad_token_id": tokenizer.pad_token_id,
+                "initializer_range": 0.3,
+                **sizes,
+            }
         )
     )
     model.save_pretrained(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from helpers import make_completion
 from oapl.batching import Batch, Row, collate
 from oapl.causal_lm import take_apart
+from oapl.config import EngineConfig
+from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import ModelError
+from oapl.model import load_model
 from oapl.pieces import backward_in_pieces
+from oapl.types import Request, SamplingParams
 
 SIZES = {
     "vocab_size": 41,
@@ -138,6 +143,30 @@ def test_a_row_in_pieces_has_the_gradient_of_the_whole(kind: str, piece_tokens: 
     assert_close(of_rows(logprobs, batch), want)
     assert_same_gradient(gradient(model), want_gradient)
     torch.testing.assert_close(entropy, take_apart(model).logprobs(batch, 0.8)[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("attention", [None, "eager"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_the_embedded_engine_agrees_with_the_trainer(kind: str, attention: str | None, tmp_path: Path):
+    """Completions longer than the sliding windows, in fewer places than there are completions."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**SIZES, **ARCHITECTURES[kind]})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    engine = EmbeddedEngine(EngineConfig(max_num_seqs=3), attention)
+    engine.load(tmp_path)
+    requests = [Request(row.prompt_ids, seed) for seed, row in enumerate(make_rows()[::3])]
+    answers = engine.generate(requests, SamplingParams(0.8, 20, 2))
+    assert max(len(completion.token_ids) for group in answers for completion in group) > 10
+    rows = [
+        Row(position, request.prompt_ids, completion, 1.0, 0.0)
+        for position, (request, group) in enumerate(zip(requests, answers, strict=True))
+        for completion in group
+    ]
+    lm = take_apart(load_model(str(tmp_path), "float32", "cpu", attention))
+    batch = collate(rows, "cpu", lm.has_plain_cache)
+    with torch.no_grad():
+        logprobs, _ = lm.logprobs(batch, 0.8)
+    torch.testing.assert_close(logprobs, batch.sampler_logprobs, rtol=1e-4, atol=1e-4)
 
 
 def test_logits_that_are_changed_in_an_unknown_way_are_refused():

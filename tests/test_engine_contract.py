@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from conftest import make_tiny_model
 from oapl.config import EngineConfig
+from oapl.engines import make_engine
 from oapl.engines.base import Engine
 from oapl.engines.embedded import EmbeddedEngine, draw
 from oapl.errors import EngineError
@@ -18,11 +22,26 @@ from oapl.types import Request, SamplingParams
 PROMPTS = ([3, 8, 5, 9, 4, 10, 6], [3, 12, 6], [3, 8, 5, 9, 5, 7, 5, 11, 4, 9, 9, 6])
 
 
-@pytest.fixture(params=["embedded"])
-def engine(request: pytest.FixtureRequest, tiny_model: Path) -> Engine:
-    made = EmbeddedEngine(EngineConfig())
-    made.load(tiny_model)
-    return made
+ENGINES = {
+    "embedded": {},
+    "vllm": {"kind": "vllm", "enforce_eager": True, "kv_cache_memory_bytes": 2**26, "max_num_seqs": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its heads are of a size that vLLM has kernels for."""
+    return make_tiny_model(tmp_path_factory.mktemp("model"), head_dim=32, max_position_embeddings=128)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engine]:
+    if request.param == "vllm" and find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here")
+    made = make_engine(EngineConfig(**ENGINES[request.param]))
+    made.load(model_folder)
+    yield made
+    made.close()
 
 
 def requests(*seeds: int) -> list[Request]:
@@ -30,8 +49,8 @@ def requests(*seeds: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
-def test_logprobs_equal_the_trainers(engine: Engine, tiny_model: Path, temperature: float):
-    model = load_model(str(tiny_model), "float32", "cpu")
+def test_logprobs_equal_the_trainers(engine: Engine, model_folder: Path, temperature: float):
+    model = load_model(str(model_folder), "float32", "cpu")
     asked = requests(1, 2, 3)
     answers = engine.generate(asked, SamplingParams(temperature, 20, 4))
     for request, completions in zip(asked, answers, strict=True):
@@ -47,8 +66,8 @@ def test_every_request_gets_its_completions_in_order(engine: Engine):
     assert [len(completions) for completions in answers] == [3, 3]
 
 
-def test_a_completion_ends_with_its_end_token_or_at_the_limit(engine: Engine, tiny_model: Path):
-    eos = set(eos_token_ids(load_model(str(tiny_model), "float32", "cpu")))
+def test_a_completion_ends_with_its_end_token_or_at_the_limit(engine: Engine, model_folder: Path):
+    eos = set(eos_token_ids(load_model(str(model_folder), "float32", "cpu")))
     answers = engine.generate(requests(*range(12)), SamplingParams(1.0, 12, 8))
     reasons = set()
     for completion in (c for completions in answers for c in completions):
@@ -90,9 +109,9 @@ def test_completions_of_one_prompt_differ_and_so_do_seeds(engine: Engine):
     assert len(texts) > 12
 
 
-def test_tokens_follow_the_models_distribution(engine: Engine, tiny_model: Path):
+def test_tokens_follow_the_models_distribution(engine: Engine, model_folder: Path):
     """The first tokens of 4,000 completions against the model's own probabilities, by a chi-square statistic."""
-    model = load_model(str(tiny_model), "float32", "cpu")
+    model = load_model(str(model_folder), "float32", "cpu")
     prompt = torch.tensor([PROMPTS[0]])
     with torch.no_grad():
         probabilities = (model(prompt).logits[0, -1] / 0.7).softmax(-1).double().numpy()
@@ -113,15 +132,15 @@ def test_scores_are_the_log_probs_of_given_tokens(engine: Engine):
         np.testing.assert_allclose(score[len(prompt) - 1 :], completion.logprobs, atol=1e-4)
 
 
-def test_loading_replaces_the_weights(engine: Engine, tiny_model: Path, tmp_path: Path):
-    model = load_model(str(tiny_model), "float32", "cpu")
+def test_loading_replaces_the_weights(engine: Engine, model_folder: Path, tmp_path: Path):
+    model = load_model(str(model_folder), "float32", "cpu")
     before = engine.score([PROMPTS[0]])
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(1.5)
     model.save_pretrained(tmp_path)
     engine.load(tmp_path)
     assert engine.score([PROMPTS[0]]) != before
-    engine.load(tiny_model)
+    engine.load(model_folder)
     assert engine.score([PROMPTS[0]]) == before
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from oapl.config import EngineConfig
 from oapl.engines.base import Engine
 from oapl.errors import EngineError
+from oapl.plan import derive_seed
 from oapl.types import Completion, Request, SamplingParams
 
 ENVIRONMENT = {
@@ -58,19 +59,20 @@ class VLLMEngine(Engine):
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
         import vllm
 
+        rows = [(request, index) for request in requests for index in range(params.num_generations)]
         sampling = [
             vllm.SamplingParams(
-                n=params.num_generations,
                 temperature=params.temperature,
                 max_tokens=params.max_completion_length,
-                seed=request.seed,
+                seed=derive_seed(request.seed, index),  # vLLM's own `n` takes seed + index, which neighbours share
                 logprobs=0,  # of the sampled token alone
                 detokenize=False,
             )
-            for request in requests
+            for request, index in rows
         ]
-        outputs = self._llm.generate(prompts(request.prompt_ids for request in requests), sampling, use_tqdm=False)
-        return [[completion(made) for made in sorted(output.outputs, key=lambda o: o.index)] for output in outputs]
+        outputs = self._llm.generate(prompts(request.prompt_ids for request, _ in rows), sampling, use_tqdm=False)
+        made = iter(completion(output.outputs[0]) for output in outputs)
+        return [[next(made) for _ in range(params.num_generations)] for _ in requests]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         import vllm
