@@ -451,12 +451,6 @@ def test_a_run_given_twice_is_refused(tmp_path: Path, capsys):
     assert "Name each run once" in capsys.readouterr().err
 
 
-def test_without_plotly_the_remedy_is_named(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    assert main(["report", str(make_run(tmp_path / "run", rounds=1).path)]) == 2
-    assert "pip install 'plotly" in capsys.readouterr().err
-
-
 # Studies
 
 
