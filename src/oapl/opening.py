@@ -94,13 +94,16 @@ def check_same_task(recipe: Recipe, source: RunFolder, stored: Recipe) -> None:
 
 
 def check_same_tokens(recipe: Recipe, source: RunFolder, stored: Recipe) -> None:
-    """Raises ConfigError where the other run's token ids would be other text to this model."""
+    """Raises ConfigError where the other run's token ids would be other text to this model.
+
+    Its own policies have the tokenizer it sampled with; the model it began with may have moved or changed since.
+    """
     from oapl.model import load_tokenizer
 
     name = stored.model.name_or_path
-    if name != recipe.model.name_or_path and (
-        load_tokenizer(name).get_vocab() != load_tokenizer(recipe.model.name_or_path).get_vocab()
-    ):
+    kept = source.policy_versions()
+    theirs = load_tokenizer(str(source.policy_path(kept[0])) if kept else name)
+    if theirs.get_vocab() != load_tokenizer(recipe.model.name_or_path).get_vocab():
         raise ConfigError(
             f"{source.path} was recorded with the tokens of {name}, and those of model.name_or_path = "
             f"{recipe.model.name_or_path!r} are others. Give a model with the same tokenizer."
