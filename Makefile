@@ -24,12 +24,12 @@ lint: .venv/installed-dev  ## style, types, layers
 docs: .venv/installed-dev  ## the documentation site, into site/
 	$(BIN)/mkdocs build --strict
 
-study: .venv/installed runs/map_models  ## the studies of docs/findings.md, hours on 2 cores; stopped, the same command goes on
+study: .venv/installed | runs/map_models  ## the studies of docs/findings.md, hours on 2 cores; stopped, the same command goes on
 	for study in $(STUDIES); do $(BIN)/oapl study studies/$$study.toml || exit 1; done
 
 MAKE_MODEL := $(BIN)/python scripts/make_countdown_model.py --solved_share 1.0 --num_threads 1
 
-runs/map_models: .venv/installed  ## earlier and later base models for studies/map_*.toml, half an hour on one core
+runs/map_models: | .venv/installed  ## earlier and later base models for studies/map_*.toml, half an hour on one core
 	$(MAKE_MODEL) --output $@.making/short --min_numbers 3 --max_numbers 3 --num_traces 60000 --epochs 2 \
 		--batch_size 64 --save_steps 500 800 1200 1875
 	$(MAKE_MODEL) --output $@.making/later --start_from $@.making/short/001875 --min_numbers 3 --max_numbers 3 \

@@ -1,4 +1,4 @@
-"""Make the countdown model that ships with the package, from nothing: `python scripts/make_countdown_model.py`.
+"""Make the countdown model that ships with the package: `python scripts/make_countdown_model.py`.
 
 A Llama of about 1 M parameters learns, by supervised next-token prediction, to answer countdown problems
 with legal chains of steps. About half of its training answers reach the target and the others reach some

@@ -1,10 +1,9 @@
 """What a finished study says: `python studies/compare.py STUDY.toml STUDY_DIR --reference METHOD [--output FILE.json]`.
 
-Three tables, printed and written as JSON:
+Two tables, printed and written as JSON:
 
 - each method less the reference method at the same grid point, paired by seed and problem;
-- the completions and seconds that each setting needed to bring validation pass@1 to base + 0.15;
-- what the guard says of each run's metrics, beside how the run ended.
+- the completions and seconds that each setting needed to bring validation pass@1 to base + 0.15.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from oapl.evaluation import bootstrap_over_seeds
-from oapl.guard import first_sign
 from oapl.store import RunFolder
 from oapl.store.files import read_json
 from oapl.store.run import num_sampled
@@ -29,8 +27,6 @@ from oapl.study.matrix import Cell, load_study
 from oapl.study.tables import scores_of
 
 GAIN = 0.15
-COLLAPSED_BELOW = 0.5
-"""A run counts as collapsed where its last weights' validation pass@1 is under this share of the base model's."""
 
 
 def main() -> None:
@@ -47,11 +43,11 @@ def main() -> None:
     done = [cells for cells in done if cells]
     result = {
         "study": args.study.name,
+        "reference": args.reference,
         "versions": {name: version(name) for name in ("oapl", "torch", "transformers")},
         "platform": platform.platform(),
         "differences": differences(done, runs, args.reference),
         "to_gain": [to_gain(cells, runs) for cells in done],
-        "guard": [guard_row(cell, runs[cell.name]) for cells in done for cell in cells],
     }
     show(result)
     if args.output:
@@ -108,22 +104,6 @@ def first_gain(cell: Cell, run: RunFolder) -> tuple[int, float] | None:
     return None
 
 
-def guard_row(cell: Cell, run: RunFolder) -> dict[str, Any]:
-    """When the guard would have stopped a run, and what became of it."""
-    first = first_sign(run.metrics())
-    curve = list(read_json(run.summary_path)["selection"]["pass@1"].values())
-    return {
-        "method": cell.method,
-        **cell.grid,
-        "seed": cell.seed,
-        "fired_at": first and first[0],
-        "base": curve[0],
-        "last": curve[-1],
-        "best": max(curve),
-        "collapsed": curve[-1] < COLLAPSED_BELOW * curve[0],
-    }
-
-
 def show(result: Mapping[str, Any]) -> None:
     print("| method | setting | seeds | difference in pass@1 | in pass@max |\n|---|---|---|---|---|")
     for row in result["differences"]:
@@ -135,13 +115,6 @@ def show(result: Mapping[str, Any]) -> None:
     for row in result["to_gain"]:
         seconds = [value and round(value) for value in row["seconds"]]
         print(f"| {row['method']} | {grid_of(row)} | {row['completions']} | {seconds} |")
-    print("\n| method | setting | seed | guard at step | validation pass@1: base, best, last | collapsed |")
-    print("|---|---|---|---|---|---|")
-    for row in result["guard"]:
-        scores = ", ".join(f"{row[name]:.3f}" for name in ("base", "best", "last"))
-        print(
-            f"| {row['method']} | {grid_of(row)} | {row['seed']} | {row['fired_at']} | {scores} | {row['collapsed']} |"
-        )
 
 
 def grid_of(row: Mapping[str, Any]) -> str:

@@ -24,7 +24,8 @@ def main() -> None:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     points = sorted({float(row[args.grid]) for row in rows})
     figure = Figure(figsize=(10, 4.2), dpi=130, layout="constrained")
-    for axes, k in zip(figure.subplots(1, 2), (ks[0], ks[-1]), strict=True):
+    both = figure.subplots(1, 2)
+    for axes, k in zip(both, (ks[0], ks[-1]), strict=True):
         for number, method in enumerate(methods):
             own = [row for row in rows if row["method"] == method and row.get(f"pass@{k}")]
             shift = 1.04 ** (number - (len(methods) - 1) / 2)  # beside each other, not on top of each other
@@ -48,7 +49,7 @@ def main() -> None:
         axes.set_xlabel(args.grid)
         axes.set_title(f"pass@{k}", fontsize=11)
         axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
     figure.savefig(args.output, metadata={"Software": None})
 
 

@@ -384,7 +384,7 @@ def test_the_environment_does_not_change_a_run(write: WriteRecipe, monkeypatch: 
 
 def test_the_paper_s_settings_are_the_defaults(write: WriteRecipe):
     recipe = load_recipe(write(RECIPE.replace("beta1 = 5.0\nbeta2 = 0.1\n", "")))
-    assert (recipe.loss.beta1, recipe.loss.beta2) == (1.0, 1e-3)
+    assert (recipe.loss.beta1, recipe.loss.beta2) == (5.0, 0.1)
     assert (recipe.sampling.num_generations, recipe.trainer.weight_sync_steps) == (8, 50)
 
 
@@ -397,7 +397,7 @@ def test_a_recipe_cannot_be_changed_once_made(write: WriteRecipe):
 # One of several losses
 
 LOSSES = {
-    "": ("oapl", {"beta1": 1.0, "beta2": 1e-3, "leave_one_out": False, "rescale": False}),
+    "": ("oapl", {"beta1": 5.0, "beta2": 0.1, "leave_one_out": False, "rescale": False}),
     'kind = "oapl"\nbeta1 = inf\nleave_one_out = true': ("oapl", {"beta1": math.inf, "leave_one_out": True}),
     'kind = "grpo"': ("grpo", {"epsilon": 0.2, "importance_sampling": "none", "loss_type": "dapo"}),
     'kind = "grpo"\nimportance_sampling = "token_mask"': ("grpo", {"importance_sampling": "token_mask"}),
@@ -457,8 +457,13 @@ def test_a_choice_called_none_can_be_given_on_the_command_line(
         ),
         (
             'kind = "grpo"\nimportance_sampling_clip_max = 4.0',
-            ":{}: loss: importance_sampling_clip_max = 4.0 has no use with importance_sampling = 'none': weights take "
-            "the place of the clip. Leave one of them out.",
+            ":{}: loss: importance_sampling_clip_max = 4.0 has no use with importance_sampling = 'none': there are no "
+            "weights to cap. Leave it out, or ask for weights.",
+        ),
+        (
+            'kind = "grpo"\nimportance_sampling = "sequence_mask"\nepsilon_high = 0.3',
+            ":{}: loss: epsilon_high = 0.3 has no use with importance_sampling = 'sequence_mask': weights take the "
+            "place of the clip. Leave one of them out.",
         ),
         ('kind = "grpo"\nbeta2 = 0.1', ":{}: loss.beta2 is a setting of another loss.kind than 'grpo'."),
         ("epsilon = 0.2", ":{}: loss.epsilon is a setting of another loss.kind than 'oapl'."),

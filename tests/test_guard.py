@@ -43,10 +43,10 @@ def test_a_run_that_learns_and_sharpens_is_left_alone():
 
 
 def test_right_answers_that_fade_are_seen_while_the_sampler_still_gives_them():
-    """The weights of ten steps, exp(-0.1 n) at the n-th, average 0.60 at 1 to 10 and less at 2 to 11."""
-    fading = [math.exp(-0.1 * n) for n in range(2, 12)]
-    assert sum(fading[:-1]) / 10 + math.exp(-0.1) / 10 > 0.6 > sum(fading) / 10
-    assert first_sign([step(0.2)] * 20 + [step(0.2, log_ratio=-0.1 * n) for n in range(1, 50)]) == 20 + 11 - 1
+    """The weights of ten steps, exp(-0.1 n) at the n-th, average 0.403 at 5 to 14 and 0.365 at 6 to 15."""
+    fading = [math.exp(-0.1 * n) for n in range(5, 16)]
+    assert sum(fading[:-1]) / 10 > 0.4 > sum(fading[1:]) / 10
+    assert first_sign([step(0.2)] * 20 + [step(0.2, log_ratio=-0.1 * n) for n in range(1, 50)]) == 20 + 15 - 1
 
 
 def test_hard_prompts_are_no_fading():

@@ -173,6 +173,12 @@ def test_rounds_of_another_vocabulary_are_refused(
     assert f"was recorded with the tokens of {tiny_model}" in capsys.readouterr().err
 
 
+def test_the_recorded_runs_model_may_have_moved(write_recipe, recorded: RunFolder, run: RunFolder, tiny_model: Path):
+    text = recorded.config_path.read_text()
+    recorded.config_path.write_text(text.replace(str(tiny_model), "/nowhere/model"))
+    assert command("train", write_recipe(), run, "--launch.rounds_from", str(recorded.path)) == 0
+
+
 def test_a_folder_without_sealed_rounds_is_refused(write_recipe, run: RunFolder, tmp_path: Path, capsys):
     assert command("train", write_recipe(), run, "--launch.rounds_from", str(tmp_path)) == 2
     assert "holds no sealed round" in capsys.readouterr().err

@@ -159,6 +159,7 @@ def study_row(method: str, sync: str, seed: int, collapsed: bool, run: Path) -> 
 
 def table_row(method: str, sync: int, mean: float, collapsed: int) -> dict[str, Any]:
     row = {"method": method, "trainer.weight_sync_steps": sync, "num_seeds": 2, "num_collapsed": collapsed}
+    row["num_failed"] = 1 - collapsed
     for k, shift in ((1, 0.0), (4, 0.2)):
         for suffix, width in (("", 0), ("_low", -0.05), ("_high", 0.05), ("_min", -0.02), ("_max", 0.02)):
             row[f"pass@{k}{suffix}"] = mean + shift + width
@@ -451,12 +452,6 @@ def test_a_run_given_twice_is_refused(tmp_path: Path, capsys):
     assert "Name each run once" in capsys.readouterr().err
 
 
-def test_without_plotly_the_remedy_is_named(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    assert main(["report", str(make_run(tmp_path / "run", rounds=1).path)]) == 2
-    assert "pip install 'plotly" in capsys.readouterr().err
-
-
 # Studies
 
 
@@ -466,7 +461,8 @@ def test_a_study_has_a_cell_for_each_method_and_setting(tmp_path: Path):
     assert study["ks"] == [1, 4]
     cells = {(cell["method"], cell["grid"]["trainer.weight_sync_steps"]): cell for cell in study["cells"]}
     assert cells["oapl", "10"]["pass"]["1"] == pytest.approx([0.5, 0.45, 0.55, 0.48, 0.52])
-    assert cells["grpo", "20"]["num_collapsed"] == 1
+    assert (cells["grpo", "20"]["num_collapsed"], cells["grpo", "20"]["num_failed"]) == (1, 0)
+    assert (cells["oapl", "10"]["num_collapsed"], cells["oapl", "10"]["num_failed"]) == (0, 1)
     assert study["base"] == pytest.approx({"1": 0.2, "4": 0.5})
 
 

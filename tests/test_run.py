@@ -244,12 +244,17 @@ def test_a_child_process_ends_the_run_with_its_own_error(write_recipe, run: RunF
     assert "TaskError: my_rewards:short returned 1 rewards for 4 completions" in capsys.readouterr().err
 
 
-def test_a_beta2_that_cannot_hold_the_answers_is_warned_of(write_recipe, run: RunFolder, capsys):
-    """Answers of about 20 nats: 1e-3 x 20 = 0.02 is little, 0.1 x 20 = 2 is not."""
-    assert train(write_recipe(), run) == 0
-    assert "so little hardly holds the policy" not in capsys.readouterr().out
-    assert train(write_recipe(loss={"beta2": 1e-3}), RunFolder(run.path.with_name("small"))) == 0
-    assert "so little hardly holds the policy" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("beta2", "warning"),
+    [(1e-3, "so little hardly holds the policy"), (0.1, "loss.beta2 times"), (1.0, "so much lets the policy learn")],
+)
+def test_a_beta2_that_does_not_fit_the_answers_is_warned_of(
+    write_recipe, run: RunFolder, capsys, beta2: float, warning: str
+):
+    """Answers of about 20 nats: 1e-3 x 20 = 0.02 is little, 0.1 x 20 = 2 is well, 1 x 20 is much."""
+    assert train(write_recipe(loss={"beta2": beta2}), run) == 0
+    output = capsys.readouterr().out
+    assert (warning in output) == (beta2 != 0.1)
 
 
 # What is refused

@@ -42,7 +42,7 @@ def test_a_miniature_study_ends_with_tables_a_comparison_and_a_page(tmp_path: Pa
     assert compared.returncode == 0, compared.stderr
     result = json.loads((tmp_path / "compared.json").read_text())
     assert [row["trainer.weight_sync_steps"] for row in result["differences"]] == [2, 8]
-    assert len(result["guard"]) == 4
+    assert result["reference"] == "grpo"
 
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path / "study"), "--output", str(page)]) == 0

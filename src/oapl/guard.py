@@ -15,17 +15,39 @@ Record = Mapping[str, Any]
 WARNING = "warning"
 """Under this name a step's record carries the sign to whoever shows it; metrics.jsonl has numbers alone."""
 
-GOOD_HOLD = 0.5
-"""beta2 times the surprise of an answer (nats) that held the shipped model and let it learn (docs/findings.md)."""
+LEAST_HOLD, GOOD_HOLD, MOST_HOLD = 0.05, 0.5, 10.0
+"""beta2 times the surprise of an answer (nats): 0.01 collapses, 0.2 to 1 holds and learns, 10 hardly learns
+(docs/findings.md)."""
 
 LEAST_STEPS = 10
 """A window holds at least so many steps."""
-LEAST_KEPT = 0.6
+LEAST_KEPT = 0.4
 """Share of its right answers that a policy must keep, by importance weights, of those that its sampler gave."""
 LEAST_LOSS = 0.1
 """Mean log-ratio of right answers, as a share of an answer's surprise, below which the weights are not believed."""
 LEAST_SUCCESS = 0.5
 """Share of its best success so far that a sampler must reach."""
+
+
+def good_beta2(surprise: float) -> float:
+    """For answers of so many nats."""
+    return GOOD_HOLD / surprise
+
+
+def beta2_warning(record: Record) -> str | None:
+    """What to say of a beta2 that does not fit the answers of a step, or None; only OAPL's steps have a `hold`."""
+    hold = record.get("hold", GOOD_HOLD)
+    if LEAST_HOLD <= hold <= MOST_HOLD:
+        return None
+    effect = (
+        "so little hardly holds the policy, and right answers may be unlearnt"
+        if hold < LEAST_HOLD
+        else "so much lets the policy learn little"
+    )
+    return (
+        f"loss.beta2 times the answers' mean surprise is {hold:.2g}: {effect}. With {record['surprise']:.1f} nats an "
+        f"answer, try loss.beta2 = {good_beta2(record['surprise']):.1g}."
+    )
 
 
 class Window:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from typing import Any
 from oapl.config import Recipe
 from oapl.crew import Crew
 from oapl.errors import ConfigError, StoreError
-from oapl.guard import GOOD_HOLD, WARNING
+from oapl.guard import WARNING, beta2_warning
 from oapl.opening import check_not_collapsed, check_same_run, open_run
 from oapl.processes import stop_on_signal
 from oapl.progress import Progress
@@ -23,9 +22,6 @@ from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import read_json
 from oapl.tracking import make_trackers
 from oapl.types import Events, PolicyRef
-
-LEAST_HOLD = 0.05
-"""beta2 times the surprise of an answer (nats) below which a run is warned: 0.005 collapses (docs/findings.md)."""
 
 
 def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -64,17 +60,6 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         if events.should_stop():
             raise KeyboardInterrupt
         return finish(recipe, run, wall_s=time.monotonic() - start, resumed_from=resumed_from)
-
-
-def beta2_warning(record: Mapping[str, Any]) -> str | None:
-    """What to say of a beta2 that is too small for the answers of a step, or None; only OAPL's steps have a `hold`."""
-    if record.get("hold", math.inf) >= LEAST_HOLD:
-        return None
-    return (
-        f"loss.beta2 times the answers' mean surprise is {record['hold']:.2g}: so little hardly holds the policy, "
-        f"and right answers may be unlearnt. With {record['surprise']:.1f} nats an answer, try loss.beta2 = "
-        f"{GOOD_HOLD / record['surprise']:.1g}."
-    )
 
 
 def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:

@@ -74,32 +74,36 @@ def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
         )
     recorded = {i: source.round(i) for i in sealed if run.round(i).is_imported() or not run.round(i).is_open()}
     if recorded:
-        check_same_task(recipe, source)
-        check_same_tokens(recipe, source)
+        stored = load_recipe(source.config_path)
+        check_same_task(recipe, source, stored)
+        if not all(run.round(index).is_imported() for index in recorded):  # else that was checked before they came in
+            check_same_tokens(recipe, source, stored)
     for folder in recorded.values():
         check_fits(recipe, folder)
     return recorded
 
 
-def check_same_task(recipe: Recipe, source: RunFolder) -> None:
+def check_same_task(recipe: Recipe, source: RunFolder, stored: Recipe) -> None:
     """Raises ConfigError where the other run's completions answer other problems."""
-    stored = load_recipe(source.config_path).task
     for name, asked in recipe.task.model_dump().items():
-        if getattr(stored, name) != asked and not may_change(f"task.{name}"):
+        if getattr(stored.task, name) != asked and not may_change(f"task.{name}"):
             raise ConfigError(
-                f"{source.path} was recorded with task.{name} = {getattr(stored, name)!r}, "
+                f"{source.path} was recorded with task.{name} = {getattr(stored.task, name)!r}, "
                 f"the recipe asks for {asked!r}."
             )
 
 
-def check_same_tokens(recipe: Recipe, source: RunFolder) -> None:
-    """Raises ConfigError where the other run's token ids would be other text to this model."""
+def check_same_tokens(recipe: Recipe, source: RunFolder, stored: Recipe) -> None:
+    """Raises ConfigError where the other run's token ids would be other text to this model.
+
+    Its own policies have the tokenizer it sampled with; the model it began with may have moved or changed since.
+    """
     from oapl.model import load_tokenizer
 
-    name = load_recipe(source.config_path).model.name_or_path
-    if name != recipe.model.name_or_path and (
-        load_tokenizer(name).get_vocab() != load_tokenizer(recipe.model.name_or_path).get_vocab()
-    ):
+    name = stored.model.name_or_path
+    kept = source.policy_versions()
+    theirs = load_tokenizer(str(source.policy_path(kept[0])) if kept else name)
+    if theirs.get_vocab() != load_tokenizer(recipe.model.name_or_path).get_vocab():
         raise ConfigError(
             f"{source.path} was recorded with the tokens of {name}, and those of model.name_or_path = "
             f"{recipe.model.name_or_path!r} are others. Give a model with the same tokenizer."

@@ -11,7 +11,7 @@ from typing import Any
 
 from oapl.config import OAPLConfig, Recipe
 from oapl.errors import CollapseError, StoreError
-from oapl.guard import GOOD_HOLD, WARNING, Guard, collapse_error
+from oapl.guard import WARNING, Guard, collapse_error, good_beta2
 from oapl.model import encode_prompt, save_policy
 from oapl.plan import shard_of_step
 from oapl.processes import wait_until
@@ -156,7 +156,7 @@ def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: 
     best_policy = recipe.policy_of_round(best_round)
     changes = [f"trainer.learning_rate below {recipe.trainer.learning_rate:g}"]
     if isinstance(recipe.loss, OAPLConfig):
-        enough = max(2 * recipe.loss.beta2, GOOD_HOLD / record.get("surprise", math.inf))
+        enough = max(2 * recipe.loss.beta2, good_beta2(record.get("surprise", math.inf)))
         changes.insert(0, f"loss.beta2 = {enough:.1g} or more")
     if recipe.trainer.weight_sync_steps > 1:
         changes.append(f"trainer.weight_sync_steps below {recipe.trainer.weight_sync_steps}")

@@ -117,9 +117,12 @@ class OAPLConfig(Section):
         "oapl", description="The regression of the log-ratio onto the advantage; or `grpo`, `grpo_plus`, `reinforce`."
     )
     beta1: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Temperature of the value's soft maximum; `inf` is the mean."
+        5.0, description="Temperature of the value's soft maximum; `inf` is the mean, the paper uses 1."
     )
-    beta2: Positive = Field(1e-3, description="Scales the log-ratio, in reward per nat; the paper uses 1e-3.")
+    beta2: Positive = Field(
+        0.1,
+        description="Scales the log-ratio, in reward per nat; the paper uses 1e-3, for answers of thousands of tokens.",
+    )
     leave_one_out: bool = Field(False, description="Each completion's value from the others of its group.")
     drop_uniform_groups: bool = Field(False, description="Leave out groups whose completions all have one reward.")
     rescale: bool = Field(False, description="Divide the loss by 2 * beta2: gradients in policy-gradient units.")
@@ -147,12 +150,15 @@ class GRPOConfig(Section):
 
     @model_validator(mode="after")
     def _check_all_act(self) -> GRPOConfig:
-        weighted = self.importance_sampling != "none"
-        for key in ("epsilon", "epsilon_high") if weighted else ("importance_sampling_clip_max",):
+        if self.importance_sampling == "none":
+            idle = ["importance_sampling_clip_max"]
+            reason = "there are no weights to cap. Leave it out, or ask for weights"
+        else:
+            idle, reason = ["epsilon", "epsilon_high"], "weights take the place of the clip. Leave one of them out"
+        for key in idle:
             if (value := getattr(self, key)) != type(self).model_fields[key].default:
                 raise ValueError(
-                    f"{key} = {value} has no use with importance_sampling = {self.importance_sampling!r}: "
-                    f"weights take the place of the clip. Leave one of them out"
+                    f"{key} = {value} has no use with importance_sampling = {self.importance_sampling!r}: {reason}"
                 )
         return self
 

@@ -93,12 +93,13 @@ def by_point(rows: Sequence[Row], keys: Sequence[str]) -> dict[Point, list[Row]]
     return points
 
 
-def cell(point: Point, keys: Sequence[str], seeds: int, collapsed: int) -> dict[str, Any]:
+def cell(point: Point, keys: Sequence[str], seeds: int, collapsed: int, failed: int = 0) -> dict[str, Any]:
     return {
         "method": point[0],
         "grid": dict(zip(keys, point[1:], strict=True)),
         "num_seeds": seeds,
         "num_collapsed": collapsed,
+        "num_failed": failed,
     }
 
 
@@ -110,8 +111,7 @@ def table_cells(rows: Sequence[Row], keys: Sequence[str], ks: Sequence[int]) -> 
             **cell(
                 point_of(row, keys),
                 keys,
-                int(number(row.get("num_seeds")) or 0),
-                int(number(row.get("num_collapsed")) or 0),
+                *(int(number(row.get(f"num_{name}")) or 0) for name in ("seeds", "collapsed", "failed")),
             ),
             "pass": {str(k): [number(row.get(f"pass@{k}{suffix}")) for suffix in suffixes] for k in ks},
         }
@@ -127,8 +127,8 @@ def averaged_cells(results: Sequence[Row], keys: Sequence[str], ks: Sequence[int
         for k in ks:
             values = [v for row in rows if (v := number(row.get(f"final_pass@{k}"))) is not None]
             scores[str(k)] = [mean(values), None, None, min(values, default=None), max(values, default=None)]
-        collapsed = sum(row["status"] == "collapsed" for row in rows)
-        cells.append({**cell(point, keys, len(rows), collapsed), "pass": scores})
+        collapsed, failed = (sum(row["status"] == ended for row in rows) for ended in ("collapsed", "failed"))
+        cells.append({**cell(point, keys, len(rows), collapsed, failed), "pass": scores})
     return cells
 
 
@@ -136,7 +136,7 @@ def run_row(row: Row, keys: Sequence[str], ks: Sequence[int]) -> dict[str, Any]:
     """One run of the study, as its list shows it."""
     shown = [k for k in (min(ks, default=0), max(ks, default=0)) if k in ks]
     return {
-        **cell(point_of(row, keys), keys, 1, int(row["status"] == "collapsed")),
+        **cell(point_of(row, keys), keys, 1, int(row["status"] == "collapsed"), int(row["status"] == "failed")),
         "seed": row["seed"],
         "status": row["status"],
         "reason": row.get("reason", ""),

@@ -15,7 +15,7 @@ function showStudyText() {
   const main = document.getElementById("main");
   main.append(legend(STUDY.methods, true));
   const table = section("table", "Methods and settings", "pass@k after training on held-out problems, mean over seeds with its 95 % interval. " +
-    "The stronger the colour, the higher. ✕: runs that collapsed.");
+    "The stronger the colour, the higher. ✕: runs that collapsed or failed.");
   const holder = element("div", { class: "scroll", id: "heat" });
   const paint = () => holder.replaceChildren(heatTable());
   const pick = switcher("k", STUDY.ks.map((k) => [String(k), `k = ${k}`]), String(study.k), (value) => {
@@ -93,7 +93,8 @@ function compare(key, a, b) {
 }
 function heatCell(cell, low, high) {
   const score = cell && cell.pass[study.k];
-  const lost = cell && cell.num_collapsed ? element("span", { class: "mark-bad" }, `✕ ${cell.num_collapsed} collapsed`) : null;
+  const losses = cell ? ["collapsed", "failed"].filter((how) => cell[`num_${how}`]).map((how) => `✕ ${cell[`num_${how}`]} ${how}`) : [];
+  const lost = losses.length ? element("span", { class: "mark-bad" }, losses.join(", ")) : null;
   if (!score || score[0] === null) return element("td", { class: "none" }, cell ? lost || "no result" : "");
   const share = high > low ? (score[0] - low) / (high - low) : 1;
   const alpha = (0.06 + 0.5 * share).toFixed(3);
