@@ -31,7 +31,15 @@ def main() -> None:
 
     rows = [row for folder in args.study_dir for row in guard_rows(folder)]
     rows.sort(key=lambda row: row["last"] / row["base"])
-    result = {"least_kept": guard.LEAST_KEPT, "runs": rows, "thresholds": [totals(rows, kept) for kept in THRESHOLDS]}
+    result = {
+        "least_kept": guard.LEAST_KEPT,
+        "runs": rows,
+        "ended": totals(rows),
+        "thresholds": [
+            {"least_kept": kept, **totals([row for row in rows if row["fired_at"][str(kept)] is not None])}
+            for kept in THRESHOLDS
+        ],
+    }
     show(result)
     if args.output:
         args.output.write_text(json.dumps(result, indent=1) + "\n")
@@ -62,14 +70,12 @@ def fired_at(metrics: Sequence[Mapping[str, Any]], least_kept: float) -> int | N
     return sign and sign[0]
 
 
-def totals(rows: Sequence[Mapping[str, Any]], kept: float) -> dict[str, Any]:
-    """Of the runs that ended as they did, those that a threshold of `kept` would have stopped."""
-    stopped = [row for row in rows if row["fired_at"][str(kept)] is not None]
+def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many of the runs ended how."""
     return {
-        "least_kept": kept,
-        "collapsed": sum(row["collapsed"] for row in stopped),
-        "ended_below_base": sum(not row["collapsed"] and row["last"] < row["base"] for row in stopped),
-        "ended_at_base_or_above": sum(row["last"] >= row["base"] for row in stopped),
+        "collapsed": sum(row["collapsed"] for row in rows),
+        "ended_below_base": sum(not row["collapsed"] and row["last"] < row["base"] for row in rows),
+        "ended_at_base_or_above": sum(row["last"] >= row["base"] for row in rows),
     }
 
 
@@ -83,12 +89,8 @@ def show(result: Mapping[str, Any]) -> None:
         if row["collapsed"] or row["fired_at"][used] is not None:
             scores = ", ".join(f"{row[name]:.3f}" for name in ("base", "best", "last"))
             print(f"| {row['study']} | {row['run']} | {row['fired_at'][used]} | {scores} |")
-    of = {
-        "collapsed": sum(row["collapsed"] for row in rows),
-        "ended below base": sum(not row["collapsed"] and row["last"] < row["base"] for row in rows),
-        "at base or above": sum(row["last"] >= row["base"] for row in rows),
-    }
-    print("\n| LEAST_KEPT | " + " | ".join(f"{name}: stopped of {number}" for name, number in of.items()) + " |")
+    names = [f"{name.replace('_', ' ')}: stopped of {number}" for name, number in result["ended"].items()]
+    print(f"\n| LEAST_KEPT | {' | '.join(names)} |")
     print("|---|---|---|---|")
     for line in result["thresholds"]:
         print("| " + " | ".join(str(value) for value in line.values()) + " |")

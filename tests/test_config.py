@@ -379,10 +379,10 @@ def test_the_environment_does_not_change_a_run(write: WriteRecipe, monkeypatch: 
     monkeypatch.setenv("SEED", "99")
     monkeypatch.setenv("LOSS", '{"beta1": 99}')
     recipe = load_recipe(write(RECIPE.replace("seed = 7\n", "").partition("[loss]")[0] + "[trainer]\nnum_steps = 50\n"))
-    assert (recipe.seed, recipe.loss.beta1) == (0, 1.0)
+    assert (recipe.seed, recipe.loss.beta1) == (0, 5.0)
 
 
-def test_the_paper_s_settings_are_the_defaults(write: WriteRecipe):
+def test_defaults_are_the_paper_s_but_for_the_betas(write: WriteRecipe):
     recipe = load_recipe(write(RECIPE.replace("beta1 = 5.0\nbeta2 = 0.1\n", "")))
     assert (recipe.loss.beta1, recipe.loss.beta2) == (5.0, 0.1)
     assert (recipe.sampling.num_generations, recipe.trainer.weight_sync_steps) == (8, 50)

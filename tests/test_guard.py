@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oapl.cli import main
-from oapl.guard import LEAST_STEPS, Guard
+from oapl.guard import LEAST_STEPS, Guard, beta2_warning
 from oapl.store import RunFolder
 from oapl.store.files import read_json
 
@@ -94,6 +94,19 @@ def test_both_windows_go_on_while_one_of_them_speaks():
 
 def test_steps_without_a_graded_group_are_passed_over():
     assert first_sign([{"num_completions": 0}] * 50) is None
+
+
+@pytest.mark.parametrize(
+    ("hold", "effect"), [(0.049, "hardly holds"), (0.05, None), (10.0, None), (10.1, "learn little"), (None, None)]
+)
+def test_a_first_step_tells_of_a_beta2_that_does_not_fit(hold: float | None, effect: str | None):
+    """Only a loss with a beta2 has a `hold`; 0.5 over 4 nats is 0.125."""
+    warning = beta2_warning({"surprise": 4.0} | ({} if hold is None else {"hold": hold}))
+    if effect is None:
+        assert warning is None
+    else:
+        assert effect in warning
+        assert "With 4.0 nats an answer, try loss.beta2 = 0.1." in warning
 
 
 @pytest.fixture

@@ -44,6 +44,14 @@ def test_a_miniature_study_ends_with_tables_a_comparison_and_a_page(tmp_path: Pa
     assert [row["trainer.weight_sync_steps"] for row in result["differences"]] == [2, 8]
     assert result["reference"] == "grpo"
 
+    command = [sys.executable, "studies/guard.py", str(tmp_path / "study"), "--output", str(tmp_path / "guard.json")]
+    scanned = subprocess.run(command, cwd=STUDIES.parent, capture_output=True, text=True)
+    assert scanned.returncode == 0, scanned.stderr
+    result = json.loads((tmp_path / "guard.json").read_text())
+    assert {f"runs/{row['run']}" for row in result["runs"]} == {row["run"] for row in rows}
+    assert sum(result["ended"].values()) == 4
+    assert all(line["collapsed"] <= result["ended"]["collapsed"] for line in result["thresholds"])
+
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path / "study"), "--output", str(page)]) == 0
     assert "weight_sync_steps" in page.read_text()
