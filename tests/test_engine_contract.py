@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,7 @@ from oapl.engines import make_engine
 from oapl.engines.base import Engine
 from oapl.engines.embedded import EmbeddedEngine, draw
 from oapl.errors import EngineError
-from oapl.model import eos_token_ids, load_model, next_token_logprobs
+from oapl.model import eos_token_ids, load_model, load_tokenizer, next_token_logprobs
 from oapl.types import Request, SamplingParams
 
 PROMPTS = ([3, 8, 5, 9, 4, 10, 6], [3, 12, 6], [3, 8, 5, 9, 5, 7, 5, 11, 4, 9, 9, 6])
@@ -39,7 +40,10 @@ def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engin
     if request.param == "vllm" and find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here")
     made = make_engine(EngineConfig(**ENGINES[request.param]))
-    made.load(model_folder)
+    with warnings.catch_warnings():
+        if request.param == "vllm":
+            warnings.simplefilter("ignore")  # its imports use what torch has deprecated
+        made.load(model_folder)
     yield made
     made.close()
 
@@ -80,6 +84,28 @@ def test_a_completion_ends_with_its_end_token_or_at_the_limit(engine: Engine, mo
             assert len(ids) == 12
             assert ids[-1] not in eos
     assert reasons == {"stop", "length"}
+
+
+def test_a_stop_text_ends_a_completion_and_is_part_of_it(engine: Engine, model_folder: Path):
+    """Two tokens make the second text. What was drawn before it is what is drawn without it."""
+    tokenizer = load_tokenizer(str(model_folder))
+    plain = engine.generate(requests(*range(12)), SamplingParams(1.0, 12, 8))
+    stopped = engine.generate(requests(*range(12)), SamplingParams(1.0, 12, 8, stop=("=", "12")))
+    num_stopped = 0
+    for whole, short in zip(
+        (c for completions in plain for c in completions),
+        (c for completions in stopped for c in completions),
+        strict=True,
+    ):
+        text = tokenizer.decode(short.token_ids)
+        assert len(short.logprobs) == len(short.token_ids)
+        np.testing.assert_array_equal(short.token_ids[:4], whole.token_ids[: len(short.token_ids)][:4])
+        if "=" in text or "12" in text:
+            num_stopped += 1
+            assert short.finish_reason == "stop"
+            assert text.endswith(("=", "12"))
+            assert not any(stop in text[:-1] for stop in ("=", "12"))
+    assert 10 <= num_stopped <= 95
 
 
 def test_the_same_batch_gives_the_same_tokens(engine: Engine):

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from oapl.config import Recipe, load_recipe
+from oapl.config import EngineConfig, Recipe, load_recipe
+from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import TaskError
+from oapl.model import load_model, load_tokenizer, probe_gap, save_policy
 from oapl.plan import plan_evaluation, plan_round
 from oapl.sampler import Sampler
 from oapl.store import RoundFolder
@@ -128,3 +131,42 @@ def test_sampling_seconds_of_a_block_are_shared_by_its_shards(recipe: Recipe, ti
     seals = [folder.shard_seal(number) for number in range(4)]
     generation = [seal["sampling_s"] - seal["grading_s"] for seal in seals]
     np.testing.assert_allclose(generation[::2], generation[1::2])
+
+
+# New weights in the engine
+
+
+class StuckEngine(EmbeddedEngine):
+    """Takes weights when it starts, and keeps them until it is closed."""
+
+    starts = 0
+    is_started = False
+
+    def load(self, policy: Path) -> None:
+        if not self.is_started:
+            super().load(policy)
+            self.is_started, self.starts = True, self.starts + 1
+
+    def close(self) -> None:
+        self.is_started = False
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_that_kept_its_old_weights_is_started_anew(recipe: Recipe, tmp_path: Path, tiny_model: Path, dtype):
+    """The second policy differs by less than bfloat16's tolerance, and the scores that stay the same tell of it."""
+    policies = {version: tmp_path / str(version) for version in (0, 1, 2)}
+    model, tokenizer = load_model(str(tiny_model), "float32", "cpu"), load_tokenizer(str(tiny_model))
+    for version, folder in policies.items():
+        with torch.no_grad():
+            model.model.embed_tokens.weight += 0.01 * (version == 1)
+        save_policy(model, tokenizer, folder, probe=[[3, 8, 5, 9, 4]])
+    asked = recipe.model_copy(update={"engine": EngineConfig(dtype=dtype)})
+    sampler = Sampler(asked, lambda policy: policies[policy.version])
+    sampler.engine = engine = StuckEngine(asked.engine)
+    try:
+        for version, digest, starts in ((0, "a", 1), (1, "b", 2), (2, "b", 2)):  # the third has the second's weights
+            sampler.hold(PolicyRef(version, 0, digest))
+            assert engine.starts == starts
+            assert probe_gap(policies[version], engine.score([[3, 8, 5, 9, 4]])) <= asked.probe_tolerance
+    finally:
+        sampler.close()

@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic_settings import SettingsError
 
+from oapl import installation
 from oapl.config import Recipe, command_line_source, dump_recipe, load_recipe, nearest_setting
-from oapl.errors import CollapseError, ConfigError, OaplError
+from oapl.errors import CollapseError, ConfigError, InstallationError, OaplError
 
 STOPPED = 130
 EXIT_CODES = {ConfigError: 2, CollapseError: 4}
@@ -33,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Stopped; everything so far is kept. The same command continues from there.", file=sys.stderr)
         return STOPPED
     except BrokenPipeError:
+        return 1
+    except ImportError:
+        if (problem := installation.problem()) is None:
+            raise
+        print(f"InstallationError: {problem}", file=sys.stderr)
         return 1
 
 
@@ -233,6 +239,8 @@ def lazy_scorer() -> Any:
 def doctor_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
     from rich.console import Console
 
+    if (problem := installation.problem()) is not None:  # before anything is imported that may not be there
+        raise InstallationError(problem)
     from oapl.doctor import examine
 
     return 0 if examine(arguments.model, Console()) else 1

@@ -29,6 +29,10 @@ class EngineError(OaplError):
     """An engine that cannot hold a policy, or whose log-probs do not match the policy's probe."""
 
 
+class InstallationError(OaplError):
+    """Packages that do not fit together."""
+
+
 class WorkerError(OaplError):
     """A process of the run that ended before its work was done."""
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import transformers
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from oapl.config import TaskConfig
 from oapl.errors import EngineError, ModelError
 from oapl.lora import merged_weights
 from oapl.types import Messages
@@ -95,15 +97,30 @@ def context_length(model: PreTrainedModel) -> int:
     return int(getattr(model.config, "max_position_embeddings", 0) or 2**31 - 1)
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str | Messages) -> list[int]:
-    """Token ids of a plain prompt, or of chat messages through the model's own template, ready for an answer."""
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str | Messages, config: TaskConfig) -> list[int]:
+    """Token ids of a prompt: plain text as it is, or chat messages through the model's own template, ready for an
+    answer. Raises ModelError where there is no template, or it refuses the messages."""
     if isinstance(text, str):
-        return list(tokenizer(text)["input_ids"])
+        if not config.chat and config.system_prompt is None:
+            return list(tokenizer(text)["input_ids"])
+        text = [{"role": "user", "content": text}]
+    messages = list(text)
+    if config.system_prompt is not None:
+        if messages[0]["role"] == "system":
+            raise ModelError(
+                "task.system_prompt is set, but the prompts bring a system message of their own. Drop one."
+            )
+        messages.insert(0, {"role": "system", "content": config.system_prompt})
     if tokenizer.chat_template is None:
         raise ModelError(
             "the prompts are chat messages, but the model's tokenizer has no chat template. Use plain text."
         )
-    encoded = tokenizer.apply_chat_template(list(text), add_generation_prompt=True, tokenize=True, return_dict=True)
+    try:
+        encoded = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True, **config.chat_template_kwargs
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise ModelError(f"the model's chat template refuses a prompt's messages: {error}. See [task].") from error
     return list(encoded["input_ids"])
 
 

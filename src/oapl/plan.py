@@ -24,7 +24,7 @@ def derive_seed(*parts: int | str) -> int:
 
 def training_params(recipe: Recipe) -> SamplingParams:
     sampling = recipe.sampling
-    return SamplingParams(sampling.temperature, sampling.max_completion_length, sampling.num_generations)
+    return SamplingParams(sampling.temperature, sampling.max_completion_length, sampling.num_generations, sampling.stop)
 
 
 def plan_round(recipe: Recipe, task: Task, policy: PolicyRef, index: int) -> Round:
@@ -86,6 +86,7 @@ def _plan_scoring(
             recipe.evaluation.temperature,
             recipe.evaluation.max_completion_length or recipe.sampling.max_completion_length,
             num_generations,
+            recipe.sampling.stop,
         ),
         seed=derive_seed(recipe.seed, split),
         prompt_ids=tuple(f"{split}/{i}" for i in range(num_prompts)),

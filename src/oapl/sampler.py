@@ -16,7 +16,7 @@ from oapl.config import Recipe
 from oapl.engines import make_engine
 from oapl.engines.base import Engine
 from oapl.errors import GradingError, StoreError, TaskError
-from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_sequences
+from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.plan import SEED_STRIDE, derive_seed, plan_round, training_params
 from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
@@ -58,6 +58,7 @@ class Sampler:
         self.engine: Engine = make_engine(recipe.engine, recipe.model.attn_implementation)
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
+        self._scores: list[list[float]] = []
         self._mismatch = 0.0
         self._failed_in_a_row = 0
 
@@ -72,9 +73,20 @@ class Sampler:
             self._tokenizer = load_tokenizer(str(path))
             check_prompts(self.recipe, self.task, self._tokenizer, self.engine.context_length)
         if (path / PROBE).exists():
-            scores = self.engine.score(probe_sequences(path))
-            self._mismatch = check_probe(path, scores, self.recipe.probe_tolerance)
+            self._mismatch = self._probe(policy, path)
         self._loaded = policy
+
+    def _probe(self, policy: PolicyRef, path: Path) -> float:
+        """The probe's gap. Where a swap went wrong or changed nothing, the engine is first started anew."""
+        sequences = probe_sequences(path)
+        scores = self.engine.score(sequences)
+        swapped = self._loaded is not None and self._loaded.digest != policy.digest
+        if swapped and (scores == self._scores or probe_gap(path, scores) > self.recipe.probe_tolerance):
+            self.engine.close()
+            self.engine.load(path)
+            scores = self.engine.score(sequences)
+        self._scores = scores
+        return check_probe(path, scores, self.recipe.probe_tolerance)
 
     def fill(self, folder: RoundFolder, round: Round, *, worker: int = 0, num_workers: int = 1) -> None:
         """Samples, grades and stores the round's missing shards in order, and seals the round once all are in.
@@ -181,7 +193,7 @@ class Sampler:
     def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
         """Raises TaskError where the prompt is empty or leaves no room for its completion."""
         assert self._tokenizer is not None
-        prompt_ids = encode_prompt(self._tokenizer, prompt.text)
+        prompt_ids = encode_prompt(self._tokenizer, prompt.text, self.recipe.task)
         check_length(prompt, len(prompt_ids), round.sampling, self.engine.context_length)
         return Request(np.array(prompt_ids, np.int32), derive_seed(round.seed, position))
 
@@ -201,6 +213,7 @@ class Sampler:
 
     def close(self) -> None:
         self.task.close()
+        self.engine.close()
 
 
 def check_length(prompt: Prompt, num_tokens: int, sampling: SamplingParams, context: int) -> None:
@@ -231,7 +244,7 @@ def check_prompts(
         )
         for index in range(start, start + checked):
             prompt = task.prompt(split, index)
-            prompt_ids = encode_prompt(tokenizer, prompt.text)
+            prompt_ids = encode_prompt(tokenizer, prompt.text, recipe.task)
             check_known(prompt, prompt_ids, tokenizer)
             check_length(prompt, len(prompt_ids), sampling, context)
 

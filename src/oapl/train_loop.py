@@ -69,7 +69,7 @@ def probe_sequences(trainer: Trainer, run: RunFolder) -> list[list[int]]:
         prompts = [
             task.prompt("train", index % (task.num_prompts("train") or 2**31)) for index in range(NUM_PROBE_SEQUENCES)
         ]
-        encoded = [encode_prompt(trainer.tokenizer, prompt.text) for prompt in prompts]
+        encoded = [encode_prompt(trainer.tokenizer, prompt.text, trainer.recipe.task) for prompt in prompts]
         return [prompt_ids for prompt_ids in encoded if len(prompt_ids) > 1]
     return [
         [*group.prompt_ids.tolist(), *group.completions[0].token_ids.tolist()]

@@ -37,6 +37,8 @@ class SamplingParams:
     temperature: float
     max_completion_length: int
     num_generations: int
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, of which they are part."""
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):

@@ -24,9 +24,9 @@ class Engine(Protocol):
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
         """`params.num_generations` completions of each request, in order.
 
-        A completion ends with the end-of-sequence token (`stop`) or when it has `max_completion_length` tokens
-        (`length`). Its log-probs are of the distribution its tokens were drawn from, temperature applied. Its
-        randomness depends on the request's seed and its own index alone.
+        A completion ends with the end-of-sequence token or one of `params.stop` (`stop`), or when it has
+        `max_completion_length` tokens (`length`). Its log-probs are of the distribution its tokens were drawn from,
+        temperature applied. Its randomness depends on the request's seed and its own index alone.
         """
         ...
 

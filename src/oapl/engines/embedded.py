@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from oapl.config import EngineConfig
 from oapl.engines.base import Engine
 from oapl.engines.fast import GROUPED, pack_linears
 from oapl.engines.slots import Slots, bytes_per_token
 from oapl.errors import EngineError
-from oapl.model import context_length, eos_token_ids, load_model, score
+from oapl.model import context_length, eos_token_ids, load_model, load_tokenizer, score
 from oapl.types import Completion, FinishReason, Request, SamplingParams
 
 PREFILL_TOKENS = 4096
@@ -44,6 +44,7 @@ class EmbeddedEngine(Engine):
     def load(self, policy: Path) -> None:
         self._model = load_model(str(policy), self._config.dtype, self._config.device, self._attn_implementation)
         self._eos = torch.tensor(eos_token_ids(self._model))
+        self._policy = policy
         self._windows = attention_windows(self._model)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(GROUPED)
@@ -62,7 +63,8 @@ class EmbeddedEngine(Engine):
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
-        rows = [Row(request, index, params) for request in requests for index in range(params.num_generations)]
+        stops = StopTexts(load_tokenizer(str(self._policy)), params.stop) if params.stop else None
+        rows = [Row(request, index, params, stops) for request in requests for index in range(params.num_generations)]
         waiting, prompts = deque(rows), Prompts(self, requests)
         at_work: list[Row] = []
         slots: Slots | None = None
@@ -149,6 +151,20 @@ class EmbeddedEngine(Engine):
         return logits_BV
 
 
+class StopTexts:
+    """Texts that end a completion."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        self._tokenizer, self._texts = tokenizer, texts
+        self._num_tokens = max(len(text.encode()) for text in texts) + 4
+        """As many of the last tokens as can hold a text: each is a byte or more, but for a few that may be nothing."""
+
+    def end(self, tokens: Sequence[int]) -> bool:
+        """Whether one of the texts is there, called after every token."""
+        tail = self._tokenizer.decode(tokens[-self._num_tokens :])
+        return any(text in tail for text in self._texts)
+
+
 @dataclass(eq=False)
 class Row:
     """A completion in the making."""
@@ -156,6 +172,7 @@ class Row:
     request: Request
     index: int
     params: SamplingParams
+    stops: StopTexts | None = None
     finish_reason: FinishReason | None = None
     num_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -177,7 +194,7 @@ class Row:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.num_tokens += 1
-        if ended:
+        if ended or (self.stops is not None and self.stops.end(self.tokens)):
             self.finish_reason = "stop"
         elif self.num_tokens == self.params.max_completion_length:
             self.finish_reason = "length"

@@ -66,7 +66,9 @@ class VLLMEngine(Engine):
                 max_tokens=params.max_completion_length,
                 seed=derive_seed(request.seed, index),  # vLLM's own `n` takes seed + index, which neighbours share
                 logprobs=0,  # of the sampled token alone
-                detokenize=False,
+                stop=list(params.stop),
+                include_stop_str_in_output=True,
+                detokenize=bool(params.stop),
             )
             for request, index in rows
         ]

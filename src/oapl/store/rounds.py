@@ -77,7 +77,9 @@ class RoundFolder:
                 **{
                     **value,
                     "policy": PolicyRef(**value["policy"]),
-                    "sampling": SamplingParams(**value["sampling"]),
+                    "sampling": SamplingParams(
+                        **{**value["sampling"], "stop": tuple(value["sampling"].get("stop", ()))}
+                    ),
                     "prompt_ids": tuple(value["prompt_ids"]),
                 }
             )
