@@ -3,7 +3,8 @@
 Two tables, printed and written as JSON:
 
 - each method less the reference method at the same grid point, paired by seed and problem;
-- the completions and seconds that each setting needed to bring validation pass@1 to base + 0.15.
+- the completions and seconds that each setting needed to bring validation pass@1 to base + 0.15, where the study has a
+  selection.
 """
 
 from __future__ import annotations
@@ -41,13 +42,17 @@ def main() -> None:
     runs = {cell.name: RunFolder(args.study_dir / "runs" / cell.name) for cells in settings for cell in cells}
     done = [tuple(cell for cell in cells if runs[cell.name].summary_path.exists()) for cells in settings]
     done = [cells for cells in done if cells]
+    if not done:
+        parser.error(f"{args.study_dir} holds no finished run of {args.study}. Give the folder of `oapl study`.")
+    if args.reference not in (methods := {cells[0].method for cells in done}):
+        parser.error(f"--reference {args.reference}: has no finished run; there are {', '.join(sorted(methods))}.")
     result = {
         "study": args.study.name,
         "reference": args.reference,
         "versions": {name: version(name) for name in ("oapl", "torch", "transformers")},
         "platform": platform.platform(),
         "differences": differences(done, runs, args.reference),
-        "to_gain": [to_gain(cells, runs) for cells in done],
+        "to_gain": [to_gain(cells, runs) for cells in done if cells[0].recipe.selection is not None],
     }
     show(result)
     if args.output:

@@ -29,7 +29,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
 
-    rows = [row for folder in args.study_dir for row in guard_rows(folder)]
+    rows = []
+    for folder in args.study_dir:
+        found = list(guard_rows(folder)) if (folder / "runs").is_dir() else []
+        if not found:
+            parser.error(f"{folder} is not the folder of a study with finished runs that have a [selection].")
+        rows += found
     rows.sort(key=lambda row: row["last"] / row["base"])
     result = {
         "least_kept": guard.LEAST_KEPT,

@@ -63,7 +63,7 @@ def test_epochs_train_each_group_that_often(write_recipe, run: RunFolder):
 
 
 def test_training_on_recorded_rounds_is_training_on_ones_own(
-    write_recipe, recorded: RunFolder, run: RunFolder, tmp_path
+    write_recipe, recorded: RunFolder, run: RunFolder, tmp_path, capsys
 ):
     """Round 0 copied from a run of the same policy, the others sampled: the weights agree to the last bit."""
     own, recipe = RunFolder(tmp_path / "own"), write_recipe()
@@ -72,6 +72,13 @@ def test_training_on_recorded_rounds_is_training_on_ones_own(
     assert run.round(0).is_imported()
     assert not run.round(1).is_imported()
     assert_equal_weights(own, run, 3)
+    capsys.readouterr()
+    assert main(["inspect", str(run.path)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:3] for row in rows if row[:2] in (["0", "other"], ["1", "1"])] == [
+        ["0", "other", "run's"],
+        ["1", "1", "4/4"],
+    ]
 
 
 @pytest.mark.parametrize("kind", ["inline", "processes"])

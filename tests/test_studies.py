@@ -52,6 +52,20 @@ def test_a_miniature_study_ends_with_tables_a_comparison_and_a_page(tmp_path: Pa
     assert sum(result["ended"].values()) == 4
     assert all(line["collapsed"] <= result["ended"]["collapsed"] for line in result["thresholds"])
 
+    for script, options, message in (
+        (
+            "compare",
+            [str(study), str(tmp_path / "study"), "--reference", "gpro"],
+            "gpro: has no finished run; there are",
+        ),
+        ("compare", [str(study), str(tmp_path), "--reference", "grpo"], "holds no finished run"),
+        ("guard", [str(tmp_path)], "is not the folder of a study with finished runs"),
+    ):
+        command = [sys.executable, f"studies/{script}.py", *options]
+        refused = subprocess.run(command, cwd=STUDIES.parent, capture_output=True, text=True)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path / "study"), "--output", str(page)]) == 0
     assert "weight_sync_steps" in page.read_text()

@@ -255,6 +255,9 @@ def test_of_a_run_that_has_ended_the_results_stay_and_the_rest_goes(write_study,
     assert main(study_command(path)) == 0
     names = {"config.toml", "metrics.jsonl", "summary.json", "evaluations", "environment.json", "pass_at_k.png"}
     assert {p.name for p in run.path.iterdir() if p.name[0] != "."} == {*names, "pruned.json"}
+    capsys.readouterr()
+    assert main(["inspect", str(run.path)]) == 0
+    assert "rounds, policies, checkpoints and snapshots were removed" in capsys.readouterr().out
 
     (run.path / "rounds").mkdir()  # as a kill amid the removal would leave it
     before = written(run.summary_path)
@@ -330,14 +333,18 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_killed_study_leaves_no_process_and_goes_on_without_doing_anything_twice(write_study):
-    path = write_study(seeds=[0, 1, 2], settings={"trainer.num_steps": 20}, keep="all")
+    path = write_study(seeds=[0, 1, 2], settings={"trainer.num_steps": 40}, keep="all")
     run_cells(path, "plain-seed0")
     finished, interrupted, failing = (run_folder(path, f"plain-seed{seed}") for seed in (0, 1, 2))
     before = written(finished.summary_path)
+    log, error = failing.path / "logs" / "study.log", f"StoreError: {failing.path} already has a run at work"
+
+    def has_failed() -> bool:
+        return log.exists() and error in log.read_text()
 
     with failing.lock("run"):  # so that its own command finds the folder in use, and fails
         process = start(path)
-        wait_for(lambda: max(interrupted.checkpoint_steps(), default=0) > 0)
+        wait_for(lambda: max(interrupted.checkpoint_steps(), default=0) > 0 and has_failed())
         child = int((interrupted.path / ".run.lock").read_text())
         process.kill()
         process.wait()
@@ -351,11 +358,10 @@ def test_a_killed_study_leaves_no_process_and_goes_on_without_doing_anything_twi
     assert read_json(interrupted.summary_path)["resumed_from_step"] > 0
     rows = results(path)
     assert list(rows["status"]) == ["finished", "finished", "failed"]
-    error = f"StoreError: {failing.path} already has a run at work (process {os.getpid()})"
-    assert rows["reason"][2].startswith(error)
+    assert rows["reason"][2].startswith(f"{error} (process {os.getpid()})")
     (setting,) = pd.read_csv(path.parent / "study" / "table.csv").to_dict("records")
     assert (setting["num_seeds"], setting["num_failed"]) == (2, 1)
-    assert (failing.path / "logs" / "study.log").read_text().count(error) == 2  # it was tried again
+    assert log.read_text().count(error) == 2  # it was tried again
 
 
 def test_a_stopped_study_lets_its_runs_save_and_says_so_by_its_exit_code(write_study):

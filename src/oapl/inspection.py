@@ -37,13 +37,20 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
     )
     if run.collapse_path.exists():
         console.print(str(collapse_error(run)), style="bold", markup=False, soft_wrap=True)
-    console.print(
-        f"policies sealed: {run.policy_versions()}   checkpoints: {run.checkpoint_steps()}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    if recipe.selection is not None:
+    if run.is_pruned():
+        console.print(
+            "A study's run that has ended: its rounds, policies, checkpoints and snapshots were removed (pruned.json).",
+            highlight=False,
+            soft_wrap=True,
+        )
+    else:
+        console.print(
+            f"policies sealed: {run.policy_versions()}   checkpoints: {run.checkpoint_steps()}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    if recipe.selection is not None and not run.is_pruned():
         console.print(f"snapshots sealed: {run.snapshot_steps()}", highlight=False, soft_wrap=True)
     if run.round_indices():
         console.print(rounds_table(run, metrics, recipe.trainer.weight_sync_steps))
@@ -101,13 +108,14 @@ def rounds_table(run: RunFolder, metrics: list[dict[str, Any]], steps_per_round:
         seals = [folder.shard_seal(number) for number in stored]
         steps = [record for record in metrics if record["round"] == index]
         rewards = [record["reward"] for record in steps if "reward" in record]
-        sampling_s = sum(seal["sampling_s"] for seal in seals)
+        own = not folder.is_imported()
+        sampling_s = sum(seal["sampling_s"] for seal in seals) if own else 0.0
         training_s = sum(record["step_s"] for record in steps)
         wall_s = sum(record["wait_s"] + record["step_s"] + record["save_s"] for record in steps)
         longer = max(sampling_s, training_s)
         table.add_row(
             str(index),
-            str(round.policy.version),
+            str(round.policy.version) if own else "other run's",
             f"{len(stored)}/{round.num_shards}" + ("" if folder.is_sealed() else " open"),
             str(sum(len(seal["failed"]) for seal in seals)),
             f"{sum(rewards) / len(rewards):.3f}" if rewards else "",

@@ -71,7 +71,7 @@ def explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) -
     if problem["type"] == "value_error":
         return f"{where}: {message}."
     message = message[0].lower() + message[1:]
-    hint = "; the paper uses 1 and 1e-3" if name in ("loss.beta1", "loss.beta2") else ""
+    hint = {"loss.beta1": "; 5 is the default", "loss.beta2": "; 0.1 is the default"}.get(name, "")
     return f"{where} = {problem['input']!r}: {message}{hint}."
 
 

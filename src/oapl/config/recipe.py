@@ -97,13 +97,19 @@ def differences(stored: Recipe, asked: Recipe) -> list[str]:
 
 
 def all_differences(stored: Recipe, asked: Recipe) -> dict[str, str]:
-    """Every setting that `asked` changes, as `key: stored -> asked`, by its key."""
+    """Every setting that `asked` changes, as `key: stored -> asked`, by its key. Of another loss, only its kind."""
     old, new = flatten(stored.model_dump()), flatten(asked.model_dump())
+    if old["loss.kind"] != new["loss.kind"]:
+        old, new = ({key: value for key, value in of.items() if not is_loss_detail(key)} for of in (old, new))
     return {
         key: f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     }
+
+
+def is_loss_detail(key: str) -> bool:
+    return key.startswith("loss.") and key != "loss.kind"
 
 
 def command_line_source(parser: Any) -> CliSettingsSource[Any]:

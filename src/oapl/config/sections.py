@@ -74,6 +74,8 @@ class TaskConfig(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> TaskConfig:
+        if self.name not in ("countdown", "dataset") and not re.fullmatch(r"reasoning_gym:\w+", self.name):
+            raise ValueError(f"name = {self.name!r} is unknown: use countdown, reasoning_gym:<dataset> or dataset")
         if self.name == "dataset":
             for key in ("dataset", "reward_func"):
                 if getattr(self, key) is None:

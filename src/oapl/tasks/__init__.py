@@ -11,17 +11,15 @@ from oapl.tasks.gym import ReasoningGymTask
 
 
 def make_task(config: TaskConfig) -> Task:
-    """Raises TaskError where the name, its arguments, its data or its reward function will not do."""
+    """Raises TaskError where the arguments, its data or its reward function will not do."""
     if config.name == "dataset":
         return DatasetTask(config)
     if config.name.startswith("reasoning_gym:"):
         return ReasoningGymTask(config.name.removeprefix("reasoning_gym:"), config.args, config.reward_timeout_s)
-    if config.name == "countdown":
-        try:
-            return Countdown(**config.args)
-        except TypeError as error:
-            raise TaskError(
-                f"task.args = {config.args} does not fit countdown, which takes min_numbers, max_numbers "
-                f"and largest_number ({error})."
-            ) from error
-    raise TaskError(f"task.name = {config.name!r} is unknown: use countdown, reasoning_gym:<dataset> or dataset.")
+    try:
+        return Countdown(**config.args)
+    except TypeError as error:
+        raise TaskError(
+            f"task.args = {config.args} does not fit countdown, which takes min_numbers, max_numbers "
+            f"and largest_number ({error})."
+        ) from error
