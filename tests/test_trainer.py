@@ -53,8 +53,10 @@ def gradients(trainer: Trainer, shard: Shard, max_tokens: int) -> dict[str, torc
 
 
 def in_float64(recipe: Recipe, model: Path) -> Trainer:
-    """A trainer whose sums hardly depend on their order; the model itself still norms and attends in float32."""
-    trainer = Trainer(recipe, str(model))
+    """A trainer whose sums hardly depend on their order. Its attention is the one that keeps to float64: `eager`, the
+    default on a CPU, rounds its softmax to float32, differently for rows that are computed together differently."""
+    kept = recipe.model.model_copy(update={"attn_implementation": "sdpa"})
+    trainer = Trainer(recipe.model_copy(update={"model": kept}), str(model))
     trainer.model.double()
     return trainer
 

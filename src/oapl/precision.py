@@ -7,6 +7,9 @@ from transformers import PreTrainedModel
 
 from oapl.lora import trained_parameters
 
+PIECE = 2**20
+"""Numbers that are converted at once: what is made on the way then stays in the cache, and its memory is used again."""
+
 
 def compute_in_bfloat16(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
     """Rounds the model to bfloat16; returns float32 weights for what is trained, which gather its gradients.
@@ -33,7 +36,8 @@ class _Gather:
     def __call__(self, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
         if self._master.grad is None:
-            self._master.grad = parameter.grad.float()
-        else:
-            self._master.grad += parameter.grad
+            self._master.grad = torch.zeros_like(self._master)
+        total, part = self._master.grad.view(-1), parameter.grad.reshape(-1)
+        for start in range(0, len(total), PIECE):
+            total[start : start + PIECE] += part[start : start + PIECE]
         parameter.grad = None

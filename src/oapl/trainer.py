@@ -23,6 +23,8 @@ from oapl.pieces import backward_in_pieces
 from oapl.precision import compute_in_bfloat16
 from oapl.types import Shard
 
+SHORT = 1024
+"""Tokens of a completion up to which attention on a CPU may take memory by their square."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -32,7 +34,7 @@ class Trainer:
     def __init__(self, recipe: Recipe, source: str) -> None:
         self.recipe, self.config = recipe, recipe.trainer
         torch.manual_seed(recipe.seed)
-        self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
+        self.model = load_model(source, "float32", self.config.device, attention(recipe))
         self.tokenizer = load_tokenizer(source)
         if recipe.model.use_peft:
             add_lora(self.model, recipe.model)
@@ -71,7 +73,7 @@ class Trainer:
         learning_rate = scheduled_learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=False)  # their memory is used again
         totals = StepTotals()
         for micro in micro_batches(rows, self.config.max_tokens_per_microbatch, self.keeps_states):
             self.backward(micro, counts, totals)
@@ -158,6 +160,14 @@ class Trainer:
                 f"{self.recipe.model.name_or_path!r} holds now. Restore that model."
             )
         self.step, self.consumed = state["step"], state["consumed"]
+
+
+def attention(recipe: Recipe) -> str | None:
+    """The recipe's choice, or what is fastest: on a CPU, for short rows, attention without a fused kernel, whose
+    backward pass in bfloat16 is slow there. It takes memory by the square of the length."""
+    is_short = recipe.sampling.max_completion_length <= SHORT
+    default = "eager" if recipe.trainer.device == "cpu" and is_short else None
+    return recipe.model.attn_implementation or default
 
 
 def scheduled_learning_rate(config: TrainerConfig, step: int) -> float:
