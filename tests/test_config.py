@@ -394,6 +394,14 @@ def test_defaults_are_the_paper_s_but_for_the_betas(write: WriteRecipe):
     assert (recipe.sampling.num_generations, recipe.trainer.weight_sync_steps) == (8, 50)
 
 
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "recipes").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_every_recipe_that_ships_is_valid_and_names_no_machine(path: Path):
+    name = load_recipe(path).model.name_or_path
+    assert name.startswith(("builtin:", "runs/"))
+
+
 def test_a_recipe_cannot_be_changed_once_made(write: WriteRecipe):
     recipe = load_recipe(write(RECIPE))
     with pytest.raises(ValidationError, match="frozen"):
