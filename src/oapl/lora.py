@@ -24,6 +24,12 @@ def add_lora(model: PreTrainedModel, config: ModelConfig) -> None:
     except ImportError as error:
         raise ConfigError(f"model.use_peft needs peft: pip install 'oapl[peft]'. ({error})") from error
     targets = config.lora_target_modules
+    head = model.get_output_embeddings()
+    if any(module is head and name.rpartition(".")[2] in targets for name, module in model.named_modules()):
+        raise ConfigError(
+            f"model.lora_target_modules = {list(targets)} names the output head, which is trained whole or not at all. "
+            f"Leave it out."
+        )
     adapter = LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,

@@ -46,10 +46,11 @@ def backward_in_pieces(
         cache = cache_of(lm, past) if piece.start else DynamicCache(config=lm.model.config)
         of_piece, _ = lm_piece(lm, batch, piece, cache, temperature)
         made = [state[:, :, piece] for layer in cache.layers for state in (layer.keys, layer.values)]
-        outputs, weights = [*made], [grad[:, :, piece] for grad in grads]
+        parts = list(zip(made, (grad[:, :, piece] for grad in grads), strict=True))
         if batch.mask[:, piece].any():
-            outputs, weights = [*outputs, of_piece], [*weights, weight[:, piece]]
-        torch.autograd.backward(outputs, weights)
+            parts.append((of_piece, weight[:, piece]))
+        parts = [(output, grad) for output, grad in parts if output.requires_grad]  # not all do beside frozen weights
+        torch.autograd.backward([output for output, _ in parts], [grad for _, grad in parts])
         for grad, state in zip(grads, past, strict=True):
             if state.grad is not None:
                 grad[:, :, : piece.start] += state.grad

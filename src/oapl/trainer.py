@@ -23,8 +23,8 @@ from oapl.pieces import backward_in_pieces
 from oapl.precision import compute_in_bfloat16
 from oapl.types import Shard
 
-SHORT = 1024
-"""Tokens of a completion up to which attention on a CPU may take memory by their square."""
+SHORT = 2**20
+"""Tokens of a micro-batch times those of a completion, up to which attention on a CPU may keep all its scores."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -151,8 +151,7 @@ class Trainer:
         torch.set_rng_state(moments.pop("rng_state"))
         for key, value in moments.items():
             name, _, moment = key.rpartition(".")
-            device = "cpu" if moment == "step" else self.config.device
-            self.optimizer.state[self.parameters[name]][moment] = value.to(device)
+            self.optimizer.state[self.parameters[name]][moment] = value.to(self.config.device)
         state = json.loads((folder / "state.json").read_text())
         if state.get("frozen_digest") != self.frozen_digest:
             raise StoreError(
@@ -164,8 +163,8 @@ class Trainer:
 
 def attention(recipe: Recipe) -> str | None:
     """The recipe's choice, or what is fastest: on a CPU, for short rows, attention without a fused kernel, whose
-    backward pass in bfloat16 is slow there. It takes memory by the square of the length."""
-    is_short = recipe.sampling.max_completion_length <= SHORT
+    backward pass in bfloat16 is slow there. It keeps the scores of all pairs of tokens."""
+    is_short = recipe.sampling.max_completion_length * recipe.trainer.max_tokens_per_microbatch <= SHORT
     default = "eager" if recipe.trainer.device == "cpu" and is_short else None
     return recipe.model.attn_implementation or default
 

@@ -294,6 +294,11 @@ class EngineConfig(Section):
             value = getattr(self, key)
             if self.kind != "vllm" and value != type(self).model_fields[key].default:
                 raise ValueError(f'{key} = {value} is vLLM\'s: it needs `kind = "vllm"`')
+        if self.kind == "vllm" and ":" in self.device:
+            raise ValueError(
+                f"device = {self.device!r}: vLLM takes the first devices it sees. Give `cuda`, and set "
+                f"CUDA_VISIBLE_DEVICES for `oapl sample`"
+            )
         return self
 
 

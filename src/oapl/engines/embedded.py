@@ -42,7 +42,9 @@ class EmbeddedEngine(Engine):
         self._config, self._attn_implementation = config, attn_implementation
 
     def load(self, policy: Path) -> None:
-        self._model = load_model(str(policy), self._config.dtype, self._config.device, self._attn_implementation)
+        self.close()  # never two policies at once
+        known = self._attn_implementation if self._attn_implementation in ("eager", "sdpa") else None
+        self._model = load_model(str(policy), self._config.dtype, self._config.device, known)
         self._eos = torch.tensor(eos_token_ids(self._model))
         self._policy = policy
         self._windows = attention_windows(self._model)
@@ -126,8 +128,8 @@ class EmbeddedEngine(Engine):
     def _masks(self, slots: Slots) -> Tensor | Mapping[str, Tensor]:
         """What each row attends to, by the kind of layer where there are several."""
         dtype = getattr(torch, self._config.dtype)
-        if set(self._windows) == {"full_attention"}:
-            return slots.mask(dtype)
+        if len(self._windows) == 1:
+            return slots.mask(dtype, *self._windows.values())
         return {kind: slots.mask(dtype, window) for kind, window in self._windows.items()}
 
     def prefill(self, ids_RP: Tensor) -> DynamicCache:
@@ -235,8 +237,9 @@ class Prompts:
 def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
     """How many tokens back each kind of layer sees, None for all. Raises EngineError for kinds that have no keys."""
     config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    known = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"])
+    known = {"full_attention": None, "sliding_attention": window}
     if unknown := kinds - known.keys():
         raise EngineError(
             f"the embedded engine does not know layers of {', '.join(sorted(unknown))}. Use engine.kind = 'vllm'."

@@ -31,7 +31,7 @@ class PackedLinear(torch.nn.Module):
 
 def pack_linears(model: PreTrainedModel) -> None:
     """Puts packed layers in the place of the model's bfloat16 linear layers, where oneDNN computes with that type."""
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if model.dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
     for name, module in list(model.named_modules()):
         if type(module) is torch.nn.Linear and module.weight.dtype == torch.bfloat16:

@@ -54,7 +54,7 @@ class VLLMEngine(Engine):
 
     @property
     def context_length(self) -> int:
-        return int(self._llm.model_config.max_model_len)
+        return int(self._llm.model_config.max_model_len) - 1  # vLLM refuses a prompt that fills it
 
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
         import vllm
@@ -68,6 +68,7 @@ class VLLMEngine(Engine):
                 logprobs=0,  # of the sampled token alone
                 stop=list(params.stop),
                 include_stop_str_in_output=True,
+                skip_special_tokens=False,  # a stop text may be one
                 detokenize=bool(params.stop),
             )
             for request, index in rows
@@ -98,7 +99,7 @@ def start(config: EngineConfig, policy: Path) -> Any:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer has cores of its own
     try:
         import vllm
-    except ImportError as error:
+    except Exception as error:  # a package that does not fit torch raises whatever it likes
         raise EngineError(f"engine.kind = 'vllm': vLLM cannot be imported ({error}): {REMEDY}.") from error
     given = {
         "max_model_len": config.max_model_len,
