@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from oapl import installation
 
 
@@ -29,20 +31,32 @@ def broken_package(folder: Path, name: str, version: str, requirement: str) -> N
     )
 
 
-def test_a_package_that_does_not_fit_torch_is_named_with_its_remedy(tmp_path: Path):
-    broken_package(tmp_path, "torchvision", "0.28.0", "torch==2.13.0")
+@pytest.mark.parametrize(
+    ("package", "messages"),
+    [
+        pytest.param(
+            ("torchvision", "0.28.0", "torch==2.13.0"),
+            ["InstallationError: torchvision cannot be imported beside torch", "pip uninstall torchvision"],
+            id="one that does not fit torch",
+        ),
+        pytest.param(
+            ("vllm", "99.0", "numpy>=99"),
+            [
+                "`import vllm` fails (RuntimeError: operator torchvision::nms does not exist)",
+                "it requires numpy>=99, here ",
+            ],
+            id="a vLLM that requires others",
+        ),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_told_with_its_remedy(
+    tmp_path: Path, package: tuple[str, str, str], messages: list[str]
+):
+    broken_package(tmp_path, *package)
     said = doctor(tmp_path)
     assert said.returncode == 1
-    assert "InstallationError: torchvision cannot be imported beside torch" in said.stderr
-    assert "pip uninstall torchvision" in said.stderr
-
-
-def test_a_vllm_that_cannot_be_imported_is_told_with_what_it_requires(tmp_path: Path):
-    broken_package(tmp_path, "vllm", "99.0", "numpy>=99")
-    said = doctor(tmp_path)
-    assert said.returncode == 1
-    assert "`import vllm` fails (RuntimeError: operator torchvision::nms does not exist)" in said.stderr
-    assert "it requires numpy>=99, here " in said.stderr
+    for message in messages:
+        assert message in said.stderr
 
 
 def test_what_is_installed_here_fits():

@@ -41,9 +41,15 @@ class CausalLM:
             attention_mask = torch.cat([of_row_BP < lengths_B1, torch.ones_like(batch.mask)], dim=-1)
             position_ids = lengths_B1 + torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
         hidden_BTH = self.hidden_states(batch.inputs, attention_mask, position_ids, cache)
-        logprobs_N, entropy_N = self.head.logprobs(hidden_BTH[batch.mask], batch.targets[batch.mask], temperature)
-        zeros_BT = logprobs_N.new_zeros(batch.mask.shape)
-        return zeros_BT.masked_scatter(batch.mask, logprobs_N), zeros_BT.masked_scatter(batch.mask, entropy_N)
+        return self.of_targets(hidden_BTH, batch.targets, batch.mask, temperature)
+
+    def of_targets(
+        self, hidden_BTH: Tensor, targets_BT: Tensor, mask_BT: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """What the head says of the targets after these hidden states, [B, T]; 0 off the mask."""
+        logprobs_N, entropy_N = self.head.logprobs(hidden_BTH[mask_BT], targets_BT[mask_BT], temperature)
+        zeros_BT = logprobs_N.new_zeros(mask_BT.shape)
+        return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
 
     def read_prompts(self, batch: Batch) -> DynamicCache:
         """Keys and values of each prompt, computed once and given to every row that goes on from it."""

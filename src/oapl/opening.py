@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from contextlib import suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from oapl.config import Recipe, differences, dump_recipe, load_recipe, may_change
 from oapl.errors import ConfigError, StoreError
 from oapl.guard import collapse_error
+from oapl.installation import installed_version
 from oapl.results import unscored
 from oapl.store import RoundFolder, RunFolder, put_in_order
 from oapl.store.files import write_bytes, write_json
@@ -159,8 +158,5 @@ def check_same_run(recipe: Recipe, run: RunFolder) -> None:
 def environment() -> dict[str, Any]:
     """Versions and machine facts that a result may depend on."""
     packages = ("oapl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic")
-    versions = {}
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
+    versions = {package: here for package in packages if (here := installed_version(package)) is not None}
     return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(), **versions}

@@ -64,9 +64,7 @@ def lm_piece(
     mask = batch.mask[:, piece]
     positions = torch.arange(piece.start, piece.stop, device=mask.device)[None]
     hidden_1KH = lm.hidden_states(batch.inputs[:, piece], None, positions, cache)
-    logprobs_N, entropy_N = lm.head.logprobs(hidden_1KH[mask], batch.targets[:, piece][mask], temperature)
-    zeros = logprobs_N.new_zeros(mask.shape)
-    return zeros.masked_scatter(mask, logprobs_N), zeros.masked_scatter(mask, entropy_N)
+    return lm.of_targets(hidden_1KH, batch.targets[:, piece], mask, temperature)
 
 
 def cache_of(lm: CausalLM, states: list[Tensor]) -> DynamicCache:

@@ -21,6 +21,11 @@ SaysNone = BeforeValidator(lambda value: "none" if value is None else value)
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def changed(self, *keys: str) -> dict[str, Any]:
+        """Those of the settings that have another value than their default."""
+        values = {key: getattr(self, key) for key in keys}
+        return {key: value for key, value in values.items() if value != type(self).model_fields[key].default}
+
 
 class ModelConfig(Section):
     name_or_path: str = Field(description="A model folder, a hub name, or `builtin:countdown`, the model shipped here.")
@@ -167,11 +172,10 @@ class GRPOConfig(Section):
             reason = "there are no weights to cap. Leave it out, or ask for weights"
         else:
             idle, reason = ["epsilon", "epsilon_high"], "weights take the place of the clip. Leave one of them out"
-        for key in idle:
-            if (value := getattr(self, key)) != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"{key} = {value} has no use with importance_sampling = {self.importance_sampling!r}: {reason}"
-                )
+        for key, value in self.changed(*idle).items():
+            raise ValueError(
+                f"{key} = {value} has no use with importance_sampling = {self.importance_sampling!r}: {reason}"
+            )
         return self
 
 
@@ -290,11 +294,11 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _check_kind(self) -> EngineConfig:
-        for key in ("max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager"):
-            value = getattr(self, key)
-            if self.kind != "vllm" and value != type(self).model_fields[key].default:
+        if self.kind != "vllm":
+            of_vllm = ("max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
+            for key, value in self.changed(*of_vllm).items():
                 raise ValueError(f'{key} = {value} is vLLM\'s: it needs `kind = "vllm"`')
-        if self.kind == "vllm" and ":" in self.device:
+        elif ":" in self.device:
             raise ValueError(
                 f"device = {self.device!r}: vLLM takes the first devices it sees. Give `cuda`, and set "
                 f"CUDA_VISIBLE_DEVICES for `oapl sample`"

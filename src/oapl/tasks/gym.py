@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from oapl.errors import TaskError
+from oapl.installation import installed_version
 from oapl.tasks.dataset import checked_rewards
 from oapl.tasks.worker import FunctionWorker
 from oapl.types import Prompt, Split, split_and_index
@@ -79,15 +80,12 @@ def cached_dataset(dataset: str, args: str, seed: int, size: int) -> Any:
 
 
 def version() -> str:
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("reasoning-gym")
-    except PackageNotFoundError as error:
+    installed = installed_version("reasoning-gym")
+    if installed is None:
         raise TaskError(
             "task.name = 'reasoning_gym:…' needs the reasoning-gym package: pip install 'oapl[reasoning-gym]'."
-        ) from error
+        )
+    return installed
 
 
 def make_dataset(dataset: str, args: Mapping[str, Any], seed: int, size: int) -> Any:
