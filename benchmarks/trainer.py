@@ -35,9 +35,9 @@ TRL_FORMS = {
 }
 OAPL_FORMS = {
     "oapl": {},
-    "oapl, 8192 tokens": {"max_tokens_per_microbatch": 8192},
-    "oapl, 2048 tokens": {"max_tokens_per_microbatch": 2048},
-    "oapl, eager": {"attn_implementation": "eager"},
+    "oapl, compiled": {"torch_compile": True},
+    "oapl, compiled, 2048 tokens": {"torch_compile": True, "max_tokens_per_microbatch": 2048},
+    "oapl, compiled, eager": {"torch_compile": True, "attn_implementation": "eager"},
 }
 
 
@@ -206,6 +206,7 @@ def main() -> None:
                 print(f"{form}: failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
                 continue
             found = json.loads(done.stdout.strip().splitlines()[-1])
+            print(f"{form}: {found}", file=sys.stderr)
             kept = results.setdefault(form, {"seconds": [], "peak_gib": 0.0, "matmul": 0.0})
             kept["seconds"] += found["seconds"]
             kept["peak_gib"] = max(kept["peak_gib"], found["peak_gib"])

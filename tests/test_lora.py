@@ -1,7 +1,11 @@
-"""LoRA: what is trained, what the sampler gets, and an exact resume."""
+"""LoRA: what is trained, what the sampler gets, and an exact resume; with what saves memory or time beside it."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,3 +147,31 @@ def test_gradient_checkpointing_does_not_change_the_gradient(write_recipe, tiny_
         trainer = in_float64(recipe, tiny_model)
         found.append(gradients(trainer, sampled_shard(tiny_model), 10**6))
     assert_same(*found)
+
+
+@pytest.mark.filterwarnings("default")  # torch warns of its own ways while it compiles
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_compiling_does_not_change_the_gradient(
+    write_recipe, tiny_model: Path, lora: dict[str, object], checkpointing: bool
+):
+    found = []
+    for on in (False, True):
+        settings = {"torch_compile": on, "gradient_checkpointing": checkpointing}
+        recipe = load_recipe(write_recipe(model={"name_or_path": str(tiny_model), **lora}, trainer=settings))
+        trainer = in_float64(recipe, tiny_model)
+        found.append(gradients(trainer, sampled_shard(tiny_model), 40))
+    assert_same(*found)
+
+
+def test_a_machine_that_cannot_compile_is_told_so_at_the_start(write_recipe, tiny_model: Path):
+    """In a process of its own, since what one has compiled, it does not compile again."""
+    path = write_recipe(model={"name_or_path": str(tiny_model)}, trainer={"torch_compile": True})
+    code = (
+        "import sys; from pathlib import Path; from oapl.config import load_recipe; from oapl.trainer import Trainer\n"
+        f"Trainer(load_recipe(Path({str(path)!r})), {str(tiny_model)!r})"
+    )
+    env = {**os.environ, "CXX": "no-such-compiler", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert "ModelError: trainer.torch_compile: torch cannot compile for cpu here" in done.stderr

@@ -73,13 +73,38 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
             module.training = True  # the layer alone, as that is what it asks; its dropouts stay off
 
 
+def compile_layers(model: PreTrainedModel) -> None:
+    """Has torch.compile fuse what each layer does besides attention: norms and feed-forward parts, in place.
+
+    Attention is left alone: with a cache it would be compiled anew for each way it is called. Raises ModelError where
+    this machine cannot compile.
+    """
+    try:
+        torch.compile(torch.sin)(torch.zeros(2, device=model.device))
+    except Exception as error:  # the types differ by version, device and what is missing
+        raise ModelError(
+            f"trainer.torch_compile: torch cannot compile for {model.device} here ({_first_line(error)}). "
+            "Install a C++ compiler, such as g++, or set it to false."
+        ) from error
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            for name, part in layer.named_children():
+                if "attn" not in name and "attention" not in name:
+                    part.compile(dynamic=True)
+
+
 def _cannot_load(what: str, name_or_path: str, error: Exception) -> ModelError:
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if Path(name_or_path).is_dir():
         remedy = "The folder must hold a Hugging Face model: config.json, tokenizer.json and *.safetensors"
     else:
         remedy = "Give a folder, a name on the hub (with a network or a filled cache), or builtin:countdown"
-    return ModelError(f"model.name_or_path = {name_or_path!r}: its {what} cannot be loaded. {remedy}. ({first_line})")
+    return ModelError(
+        f"model.name_or_path = {name_or_path!r}: its {what} cannot be loaded. {remedy}. ({_first_line(error)})"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def eos_token_ids(model: PreTrainedModel) -> list[int]:

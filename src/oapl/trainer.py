@@ -17,7 +17,7 @@ from oapl.config import Recipe, TrainerConfig
 from oapl.diagnostics import StepTotals, shard_metrics
 from oapl.errors import StoreError, TrainingError
 from oapl.lora import add_lora, frozen_digest, trained_parameters
-from oapl.model import checkpoint_layers, load_model, load_tokenizer
+from oapl.model import checkpoint_layers, compile_layers, load_model, load_tokenizer
 from oapl.objective import StepCounts, make_objective
 from oapl.pieces import backward_in_pieces
 from oapl.precision import compute_in_bfloat16
@@ -44,6 +44,8 @@ class Trainer:
             self.parameters = compute_in_bfloat16(self.model)
         if self.config.gradient_checkpointing:
             checkpoint_layers(self.model)
+        if self.config.torch_compile:
+            compile_layers(self.model)
         self.lm = take_apart(self.model)
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
         """Whether keys and values may be computed once and used again."""

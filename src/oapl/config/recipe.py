@@ -24,6 +24,7 @@ MAY_CHANGE = (
     "model.attn_implementation",
     "trainer.max_tokens_per_microbatch",
     "trainer.gradient_checkpointing",
+    "trainer.torch_compile",
     "trainer.device",
     "trainer.num_threads",
     "trainer.save_",

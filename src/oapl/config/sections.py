@@ -230,6 +230,10 @@ class TrainerConfig(Section):
     bf16: bool = Field(
         False, description="Compute in bfloat16; what is trained has float32 copies, which the optimizer moves."
     )
+    torch_compile: bool = Field(
+        False,
+        description="Fuse the norms and feed-forward parts of each layer: faster, once they are compiled.",
+    )
     device: Device = Field("cpu", description="`cpu`, `cuda` or `cuda:<index>`.")
     num_threads: Count = Field(1, description="CPU threads of the trainer.")
     save_steps: Count | None = Field(
