@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from contenders import Contender
 from machine import facts, matmul_rate, read_bandwidth
 
 CONTENDERS = ("embedded", "vllm", "generate")
@@ -113,19 +113,6 @@ def child(args: argparse.Namespace) -> None:
             print(json.dumps([tokens, time.perf_counter() - start]), flush=True)
 
 
-def start(args: argparse.Namespace, name: str) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--child", name, *sys.argv[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    )
-    while (line := process.stdout.readline()) and line != "ready\n":
-        pass
-    if not line:
-        raise SystemExit(f"{name} ended before it was ready; `python benchmarks/decode.py --child {name}` says why.")
-    return process
-
-
 def step_limit(config: Any, batch: int, num_tokens: int, matmul: float, bandwidth: float) -> float:
     """Seconds that a step of one token a row takes at best, with the keys and values of half of the tokens."""
     heads = config.num_attention_heads + config.num_key_value_heads
@@ -155,27 +142,24 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     config = AutoConfig.from_pretrained(args.model)
-    processes = {name: start(args, name) for name in args.contenders}
-    rates: dict[str, dict[int, list[float]]] = {name: {batch: [] for batch in args.batch_sizes} for name in processes}
+    contenders = {name: Contender(__file__, name, args.threads) for name in args.contenders}
+    rates: dict[str, dict[int, list[float]]] = {name: {batch: [] for batch in args.batch_sizes} for name in contenders}
     matmul, bandwidth = 0.0, 0.0
     for _ in range(args.turns):
         matmul, bandwidth = max(matmul, matmul_rate()), max(bandwidth, read_bandwidth())
         for batch in args.batch_sizes:
-            for name, process in processes.items():
-                process.stdin.write(f"{batch}\n")
-                process.stdin.flush()
-                tokens, seconds = json.loads(process.stdout.readline())
+            for name, contender in contenders.items():
+                tokens, seconds = contender.ask(str(batch))
                 rates[name][batch].append(tokens / seconds)
-    for process in processes.values():
-        process.stdin.close()
-        process.wait()
+    for contender in contenders.values():
+        contender.end()
     print(f"bf16 matmul {matmul / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.0f} GB/s, {args.threads} threads")
     print("| contender | batch | tokens/s | times generate's | share of the limit |\n|---|---|---|---|---|")
     rows = []
     for batch in args.batch_sizes:
         limit = batch / step_limit(config, batch, args.num_tokens, matmul, bandwidth)
         base = np.median(rates["generate"][batch]) if "generate" in rates else np.nan
-        for name in processes:
+        for name in contenders:
             rate = float(np.median(rates[name][batch]))
             rows.append({"contender": name, "batch": batch, "rate": rate, "ratio": rate / base, "share": rate / limit})
             print(f"| {name} | {batch} | {rate:.0f} | {rate / base:.2f} | {rate / limit:.2f} |")

@@ -29,6 +29,9 @@ PREFILL_TOKENS = 4096
 BLOCK = 256
 """Tokens of the vocabulary whose chances are added up first when one is drawn."""
 
+CACHED_LOGITS = 2**18
+"""Logits that a CPU draws from at once: 1 MiB in float32."""
+
 
 class EmbeddedEngine(Engine):
     """Decodes up to `max_num_seqs` rows at once; a finished row's place goes to the next at once.
@@ -255,14 +258,22 @@ def uniform_stream(seed: int, index: int, length: int) -> np.ndarray:
 def draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """A token a row, by inverting the cumulative distribution at the row's uniform number, and its log-prob.
 
-    Chances are added up in float64 block by block, then token by token in the block that the number falls in.
+    Chances are added up by blocks of tokens, these in float64, then token by token in the block that the number falls
+    in. A CPU takes as many rows at once as its cache holds.
     """
-    scaled_BV = logits_BV.float() / temperature
+    rows = len(logits_BV) if logits_BV.is_cuda else max(1, CACHED_LOGITS // logits_BV.shape[-1])
+    pieces = zip(logits_BV.split(rows), uniform_B.split(rows), strict=True)
+    tokens, logprobs = zip(*(_draw(logits, uniform, temperature) for logits, uniform in pieces), strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    scaled_BV = logits_BV.float() / temperature if temperature != 1 else logits_BV.float()
     largest_B1 = scaled_BV.amax(-1, keepdim=True)
     chance_BV = (scaled_BV - largest_B1).exp_()
     padding = -chance_BV.shape[-1] % BLOCK
     chance_BKC = torch.nn.functional.pad(chance_BV, (0, padding)).view(len(chance_BV), -1, BLOCK)
-    upto_BK = chance_BKC.sum(-1, dtype=torch.float64).cumsum(-1)
+    upto_BK = chance_BKC.sum(-1).double().cumsum(-1)
     total_B1 = upto_BK[:, -1:]
     goal_B1 = uniform_B[:, None] * total_B1
     block_B1 = torch.searchsorted(upto_BK, goal_B1, right=True).clamp(max=upto_BK.shape[-1] - 1)
