@@ -223,8 +223,8 @@ def check_length(prompt: Prompt, num_tokens: int, sampling: SamplingParams, cont
     if num_tokens + sampling.max_completion_length > context:
         raise TaskError(
             f"prompt {prompt.id} has {num_tokens} tokens, which with max_completion_length = "
-            f"{sampling.max_completion_length} passes the model's context of {context}. "
-            f"Remove the prompt or lower sampling.max_completion_length."
+            f"{sampling.max_completion_length} passes the model's context of {context} (or engine.max_model_len). "
+            f"Remove the prompt, lower sampling.max_completion_length, or raise engine.max_model_len where it is set."
         )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oapl.losses import group_advantages, grpo_loss
+from oapl.model import save_policy
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # those of an import are not ours
@@ -137,3 +138,22 @@ def test_the_weighted_loss_is_trl_s_vllm_correction_on_a_batch_stepped_on_once(t
     loss, gradient, clip_share = our_loss_and_gradient(loss_type=loss_type, importance_sampling=kind)
     assert_equal((loss, gradient), theirs)
     assert clip_share > 0.1
+
+
+def test_a_saved_policy_goes_on_in_trl_and_in_transformers(tiny_model: Path, tmp_path: Path):
+    model, policy = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), tmp_path / "policy"
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+    policy.mkdir()
+    save_policy(model, AutoTokenizer.from_pretrained(tiny_model), policy, probe=[[3, 4]])
+    theirs = GRPOTrainer(
+        str(policy),
+        lambda completions, **columns: [0.0] * len(completions),
+        GRPOConfig(str(tmp_path / "trl"), use_cpu=True, bf16=False, report_to="none"),
+        Dataset.from_dict({"prompt": ["a"]}),
+    ).model
+    for loaded in (theirs, AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)):
+        found = dict(loaded.named_parameters())
+        for name, parameter in model.named_parameters():
+            assert torch.equal(found[name], parameter), name
