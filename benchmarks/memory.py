@@ -1,10 +1,11 @@
 """Peak memory of a training step where the vocabulary or the completions double, at the same tokens a micro-batch.
 
     make runs/smollm2
-    python benchmarks/memory.py --output memory.json
+    .venv/bin/python benchmarks/memory.py --output memory.json
 
 A model of SmolLM2-135M's shape with random weights. Each form has a process of its own. What the weights, their float32
-copies, gradients and moments take is counted and left out: it grows with the vocabulary of necessity. `full logits`
+copies, gradients and moments take is counted and left out, since it grows with the vocabulary of necessity, and so is
+what the libraries take before there is a model. `full logits`
 computes the same with all logits of a micro-batch at once, in float32, as a plain loss does.
 """
 
@@ -42,6 +43,7 @@ def child(args: argparse.Namespace, form: dict[str, int]) -> None:
     from oapl.types import Completion, Group, Shard
 
     torch.set_num_threads(args.threads)
+    libraries = memory("VmRSS")
     length = args.length * form.get("length", 1)
     config = AutoConfig.from_pretrained(args.model)
     config.vocab_size *= form.get("vocabulary", 1)
@@ -76,11 +78,15 @@ def child(args: argparse.Namespace, form: dict[str, int]) -> None:
     trainer.train_step(Shard((group,), (), 0.0, 0.0, 0.0), "digest")  # which makes gradients and moments
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     trainer.train_step(Shard((group,), (), 0.0, 0.0, 0.0), "digest")
-    status = Path("/proc/self/status").read_text().splitlines()
-    peak = 1024 * int(next(line for line in status if line.startswith("VmHWM")).split()[1])
     computed = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
     states = computed + sum(4 * p.numel() * p.element_size() for p in trainer.parameters.values())
-    print(json.dumps({"peak": peak, "states": states}))
+    print(json.dumps({"peak": memory("VmHWM"), "states": states, "libraries": libraries}))
+
+
+def memory(what: str) -> int:
+    """Bytes: `VmRSS` now, or the peak, `VmHWM`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
 
 
 def full_logprobs(head: Any, hidden_NH: Any, targets_N: Any, temperature: float) -> tuple[Any, Any]:
@@ -102,16 +108,18 @@ def main() -> None:
         child(args, FORMS[args.child])
         return
     rows = {}
-    print("| | peak GiB | weights, gradients, moments | all else | times the first |\n|---|---|---|---|---|")
+    print(
+        "| | peak GiB | weights and their states | libraries | all else | times the first |\n|---|---|---|---|---|---|"
+    )
     for form in args.forms:
         done = subprocess.run(
             [sys.executable, __file__, "--child", form, *sys.argv[1:]], stdout=subprocess.PIPE, text=True, check=True
         )
         found = json.loads(done.stdout.strip().splitlines()[-1])
-        rest = found["peak"] - found["states"]
+        rest = found["peak"] - found["states"] - found["libraries"]
         rows[form] = found | {"rest": rest}
         ratio = rest / next(iter(rows.values()))["rest"]
-        gib = " | ".join(f"{x / 2**30:.2f}" for x in (found["peak"], found["states"], rest))
+        gib = " | ".join(f"{x / 2**30:.2f}" for x in (*(found[key] for key in ("peak", "states", "libraries")), rest))
         print(f"| {form} | {gib} | {ratio:.2f} |", flush=True)
     if args.output:
         settings = {"model": args.model, "length": args.length, "tokens": TOKENS, "threads": args.threads}

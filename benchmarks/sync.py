@@ -1,10 +1,11 @@
-"""From new weights in a folder to the first token sampled from them, by engine, beside a plain copy of the same file.
+"""From a sealed policy to the first token sampled from it, by engine, beside a plain copy of the same file.
 
     make vllm runs/smollm2
-    python benchmarks/sync.py --output sync.json
+    .venv/bin/python benchmarks/sync.py --output sync.json
 
-Each engine lives in a process of its own and is given two policies in turn, as a sampler is at every weight sync; they
-take turns with the copy, so that other work on the machine hits all alike.
+What a sampler does at every weight sync: the policy's files are hashed, loaded into the engine and its probe is scored,
+then one token is drawn. Each engine lives in a process of its own and is given two policies in turn; they take turns
+with the copy, so that other work on the machine hits all alike.
 """
 
 from __future__ import annotations
@@ -12,54 +13,59 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from contenders import Contender
+from contenders import Contender, answer_all
 from machine import facts
 
 ENGINES = ("embedded", "vllm")
 
 
-def other_policy(model: str, folder: Path) -> Path:
-    """The same model with every weight a little off."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(model, folder)
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: w * 1.001 for name, w in weights.items()}, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
 def child(args: argparse.Namespace) -> None:
-    """Answers every line of standard input with the seconds of one swap."""
+    """Answers every line with the seconds of one swap."""
     import torch
 
-    from oapl.config import EngineConfig
-    from oapl.engines import make_engine
+    from oapl.config import Recipe
+    from oapl.model import load_model, load_tokenizer, save_policy
+    from oapl.sampler import Sampler
+    from oapl.store import RunFolder
     from oapl.types import Request, SamplingParams
 
     torch.set_num_threads(args.threads)
     of_vllm = {"kv_cache_memory_bytes": 2**28, "enforce_eager": True} if args.child == "vllm" else {}
-    engine = make_engine(EngineConfig(kind=args.child, dtype="bfloat16", num_threads=args.threads, **of_vllm))
+    recipe = Recipe(
+        model={"name_or_path": args.model},
+        task={"name": "reasoning_gym:chain_sum"},
+        sampling={"max_completion_length": 48},
+        trainer={"num_steps": 50},
+        engine={"kind": args.child, "dtype": "bfloat16", "num_threads": args.threads, **of_vllm},
+    )
     with tempfile.TemporaryDirectory() as folder:
-        policies = [other_policy(args.model, Path(folder) / "other"), Path(args.model)]
+        run, model = RunFolder(Path(folder)), load_model(args.model, "bfloat16", "cpu")
+        tokenizer = load_tokenizer(args.model)
+        write = partial(save_policy, model, tokenizer, probe=[np.arange(100, 132).tolist()])
+        policies = []
+        for version in range(2):
+            policies.append(run.publish_policy(version, version, write))
+            with torch.no_grad():
+                model.get_decoder().layers[-1].mlp.down_proj.weight.mul_(1.5)
+        sampler = Sampler(recipe, run.verified_policy_path)
 
-        def swap(policy: Path) -> None:
-            engine.load(policy)
-            engine.generate([Request(np.arange(100, 132, dtype=np.int32), 0)], SamplingParams(1.0, 1, 1))
-
-        swap(Path(args.model))
-        print("ready", flush=True)
-        for number, _ in enumerate(sys.stdin):
+        def swap(version: int) -> float:
             start = time.perf_counter()
-            swap(policies[number % 2])
-            print(json.dumps(time.perf_counter() - start), flush=True)
+            sampler.hold(policies[version])
+            sampler.engine.generate([Request(np.arange(100, 132, dtype=np.int32), 0)], SamplingParams(1.0, 1, 1))
+            return time.perf_counter() - start
+
+        swap(1)
+        answer_all(lambda version: swap(int(version)))
+        sampler.close()
 
 
 def copy_time(model: str, folder: Path) -> float:
@@ -72,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="runs/smollm2")
     parser.add_argument("--engines", nargs="*", default=list(ENGINES))
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -82,12 +88,12 @@ def main() -> None:
         return
     contenders = {name: Contender(__file__, name, args.threads) for name in args.engines}
     with tempfile.TemporaryDirectory() as folder:
-        asked: dict[str, Callable[[], float]] = {"copy": lambda: copy_time(args.model, Path(folder))}
-        asked |= {name: contender.ask for name, contender in contenders.items()}
+        asked: dict[str, Callable[[int], float]] = {"copy": lambda _: copy_time(args.model, Path(folder))}
+        asked |= {name: (lambda version, c=c: c.ask(str(version))) for name, c in contenders.items()}
         seconds: dict[str, list[float]] = {name: [] for name in asked}
-        for _ in range(args.turns):
+        for turn in range(args.turns):
             for name, ask in asked.items():
-                seconds[name].append(ask())
+                seconds[name].append(ask(turn % 2))
     for contender in contenders.values():
         contender.end()
     print("| | s, median | least | times the copy |\n|---|---|---|---|")

@@ -1,7 +1,7 @@
 """An optimizer step on the same completions: oapl against TRL's GRPOTrainer, and both against the matmul rate.
 
-    make runs/smollm2
-    python benchmarks/trainer.py --output trainer.json
+    make .venv/installed-dev runs/smollm2
+    .venv/bin/python benchmarks/trainer.py --output trainer.json
 
 64 completions of 32 to 512 random tokens, 8 to a prompt of 16 to 64. Each contender has a process of its own, which
 measures its peak memory; they take turns, so that other work on the machine hits all alike. TRL gets the settings named
@@ -31,13 +31,19 @@ TRL_FORMS = {
     "trl": {},  # its defaults: gradient checkpointing, 8 completions a backward
     "trl, no checkpointing": {"gradient_checkpointing": False},
     "trl, no checkpointing, batch 4": {"gradient_checkpointing": False, "per_device_train_batch_size": 4},
-    "trl, no checkpointing, batch 16": {"gradient_checkpointing": False, "per_device_train_batch_size": 16},
+    "trl, eager": {"attn_implementation": "eager"},
+    "trl, eager, no checkpointing, batch 4": {
+        "attn_implementation": "eager",
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 4,
+    },
+    "trl, compiled": {"torch_compile": True},
 }
 OAPL_FORMS = {
-    "oapl": {},
     "oapl, compiled": {"torch_compile": True},
-    "oapl, compiled, 2048 tokens": {"torch_compile": True, "max_tokens_per_microbatch": 2048},
-    "oapl, compiled, eager": {"torch_compile": True, "attn_implementation": "eager"},
+    "oapl, compiled, 1024 tokens": {"torch_compile": True, "max_tokens_per_microbatch": 1024},
+    "oapl": {},
+    "oapl, sdpa, 4096 tokens": {"attn_implementation": "sdpa", "max_tokens_per_microbatch": 4096},
 }
 
 
@@ -83,7 +89,7 @@ def oapl_steps(args: argparse.Namespace, form: dict[str, Any]) -> Iterator[None]
         task={"name": "countdown"},
         sampling={"num_generations": args.generations, "max_completion_length": args.longest},
         loss={"beta2": 0.1},
-        trainer={"num_steps": 50, "bf16": True, "num_threads": args.threads, "max_tokens_per_microbatch": 4096, **form},
+        trainer={"num_steps": 50, "bf16": True, "num_threads": args.threads, "max_tokens_per_microbatch": 2048, **form},
     )
     trainer = Trainer(recipe, args.model)
     rng = np.random.default_rng(0)
@@ -109,7 +115,7 @@ def trl_steps(args: argparse.Namespace, form: dict[str, Any]) -> Iterator[None]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    groups = completions(args)
+    form, groups = dict(form), completions(args)
     total = args.prompts * args.generations
 
     class Given(GRPOTrainer):
@@ -128,7 +134,9 @@ def trl_steps(args: argparse.Namespace, form: dict[str, Any]) -> Iterator[None]:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Given(
-            AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
+            AutoModelForCausalLM.from_pretrained(
+                args.model, dtype=torch.float32, attn_implementation=form.pop("attn_implementation", None)
+            ),
             lambda completions, **_: rng.integers(0, 2, len(completions)).astype(float).tolist(),
             GRPOConfig(
                 **{

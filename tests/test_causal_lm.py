@@ -170,6 +170,19 @@ def test_the_embedded_engine_agrees_with_the_trainer(kind: str, attention: str |
     torch.testing.assert_close(logprobs, batch.sampler_logprobs, rtol=1e-4, atol=1e-4)
 
 
+def test_a_cap_on_the_scores_of_attention_holds_by_default(tmp_path: Path):
+    """Gemma 2's, which only `eager` attention knows: both trainer and engine load models this way."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gemma2", **{**SIZES, **ARCHITECTURES["gemma2"], "attn_logit_softcapping": 0.5})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    ids = torch.arange(3, 23)[None]
+    by_default, capped, uncapped = (
+        load_model(str(tmp_path), "float32", "cpu", kind)(ids).logits for kind in (None, "eager", "sdpa")
+    )
+    assert torch.equal(by_default, capped)
+    assert (capped - uncapped).abs().max() > 1e-2
+
+
 def test_logits_that_are_changed_in_an_unknown_way_are_refused():
     model = make_model("llama")
     model.lm_head.register_forward_hook(lambda module, args, logits: logits * 1.5)

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.engines.embedded import EmbeddedEngine
-from oapl.errors import ConfigError, StoreError
-from oapl.model import load_model, save_policy, score
+from oapl.errors import ConfigError, ModelError, StoreError
+from oapl.model import compile_parts, load_model, save_policy, score
 from oapl.store import RunFolder
 from oapl.train_loop import start_or_resume
 from oapl.trainer import Trainer
@@ -161,8 +162,22 @@ def test_compiling_does_not_change_the_gradient(
         settings = {"torch_compile": on, "gradient_checkpointing": checkpointing}
         recipe = load_recipe(write_recipe(model={"name_or_path": str(tiny_model), **lora}, trainer=settings))
         trainer = in_float64(recipe, tiny_model)
+        compiled = {name for name, part in trainer.model.named_modules() if part._compiled_call_impl is not None}
+        parts = {name for name, _ in trainer.model.named_modules() if name.endswith(("norm", "mlp"))}
+        assert compiled == (parts if on else set())
+        assert len(parts) == 2 * 3 + 1
         found.append(gradients(trainer, sampled_shard(tiny_model), 40))
     assert_same(*found)
+
+
+def test_a_model_without_parts_to_compile_is_refused():
+    config = AutoConfig.for_model("bloom", vocab_size=40, hidden_size=8, n_layer=1, n_head=2)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith(("Norm", "MLP")):
+            model.set_submodule(name, torch.nn.Identity())
+    with pytest.raises(ModelError, match="BloomForCausalLM has nothing to compile"):
+        compile_parts(model)
 
 
 def test_a_machine_that_cannot_compile_is_told_so_at_the_start(write_recipe, tiny_model: Path):

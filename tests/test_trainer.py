@@ -208,3 +208,26 @@ def test_learning_rate_schedule(write_recipe):
     assert scheduled_learning_rate(cosine, 4) == 1.0
     assert scheduled_learning_rate(cosine, 8) == pytest.approx(0.5)
     assert scheduled_learning_rate(cosine, 12) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("few_scores", [0, 800, 10**6])
+def test_the_kind_of_attention_is_chosen_by_size_and_does_not_change_the_gradient(
+    recipe: Recipe, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, few_scores: int
+):
+    shard, chosen = sampled_shard(tiny_model), []
+    trainer = in_float64(recipe, tiny_model)
+    want = gradients(trainer, shard, 60)
+    monkeypatch.setattr("oapl.trainer.FEW_SCORES", few_scores)
+    monkeypatch.setattr(trainer, "chooses_attention", True)
+    choose = trainer.model.set_attn_implementation
+    monkeypatch.setattr(trainer.model, "set_attn_implementation", lambda kind: (chosen.append(kind), choose(kind)))
+    assert_same(gradients(trainer, shard, 60), want)
+    assert set(chosen) == {0: {"sdpa"}, 800: {"sdpa", "eager"}, 10**6: {"eager"}}[few_scores]
+
+
+def test_attention_is_chosen_unless_the_recipe_says(write_recipe, tiny_model: Path):
+    chooses = [
+        Trainer(load_recipe(write_recipe(model=model)), str(tiny_model)).chooses_attention
+        for model in ({}, {"attn_implementation": "sdpa"}, {"attn_implementation": "eager"})
+    ]
+    assert chooses == [True, False, False]

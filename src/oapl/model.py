@@ -26,6 +26,9 @@ from oapl.types import Messages
 BUILTIN = Path(__file__).parent / "assets"
 PROBE = "probe.json"
 MAX_PROBE_TOKENS = 256
+COMPILED = ("Norm", "MLP")
+RECOMPILE_LIMIT = 32
+"""Ways to be called that a part is compiled for: with and without gradients, one row or more, each type."""
 
 
 def resolve(name_or_path: str) -> str:
@@ -60,6 +63,8 @@ def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: 
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _cannot_load("model", name_or_path, error) from error
+    if attn_implementation is None and getattr(model.config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")  # the only one that caps attention's logits, as Gemma 2 does
     return model.to(device).eval()
 
 
@@ -73,11 +78,12 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
             module.training = True  # the layer alone, as that is what it asks; its dropouts stay off
 
 
-def compile_layers(model: PreTrainedModel) -> None:
-    """Has torch.compile fuse what each layer does besides attention: norms and feed-forward parts, in place.
+def compile_parts(model: PreTrainedModel) -> None:
+    """Has torch.compile fuse what a layer does besides attention: norms and feed-forward parts, in place.
 
-    Attention is left alone: with a cache it would be compiled anew for each way it is called. Raises ModelError where
-    this machine cannot compile.
+    They are told by the names of their classes, which end in `Norm` and `MLP`. Attention is left alone: with a cache it
+    would be compiled anew for each way it is called. Raises ModelError where this machine cannot compile, or the model
+    has no such parts.
     """
     try:
         torch.compile(torch.sin)(torch.zeros(2, device=model.device))
@@ -86,11 +92,11 @@ def compile_layers(model: PreTrainedModel) -> None:
             f"trainer.torch_compile: torch cannot compile for {model.device} here ({_first_line(error)}). "
             "Install a C++ compiler, such as g++, or set it to false."
         ) from error
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            for name, part in layer.named_children():
-                if "attn" not in name and "attention" not in name:
-                    part.compile(dynamic=True)
+    parts = [module for module in model.modules() if type(module).__name__.endswith(COMPILED)]
+    if not parts:
+        raise ModelError(f"trainer.torch_compile: {type(model).__name__} has nothing to compile. Set it to false.")
+    for part in parts:
+        part.compile(dynamic=True, recompile_limit=RECOMPILE_LIMIT)
 
 
 def _cannot_load(what: str, name_or_path: str, error: Exception) -> ModelError:

@@ -17,14 +17,14 @@ from oapl.config import Recipe, TrainerConfig
 from oapl.diagnostics import StepTotals, shard_metrics
 from oapl.errors import StoreError, TrainingError
 from oapl.lora import add_lora, frozen_digest, trained_parameters
-from oapl.model import checkpoint_layers, compile_layers, load_model, load_tokenizer
+from oapl.model import checkpoint_layers, compile_parts, load_model, load_tokenizer
 from oapl.objective import StepCounts, make_objective
 from oapl.pieces import backward_in_pieces
 from oapl.precision import compute_in_bfloat16
 from oapl.types import Shard
 
-SHORT = 2**20
-"""Tokens of a micro-batch times those of a completion, up to which attention on a CPU may keep all its scores."""
+FEW_SCORES = 2**20
+"""Pairs of tokens of a micro-batch, for each attention head, whose scores attention on a CPU may keep."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -34,7 +34,12 @@ class Trainer:
     def __init__(self, recipe: Recipe, source: str) -> None:
         self.recipe, self.config = recipe, recipe.trainer
         torch.manual_seed(recipe.seed)
-        self.model = load_model(source, "float32", self.config.device, attention(recipe))
+        self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
+        self.chooses_attention = (
+            self.config.device == "cpu"
+            and recipe.model.attn_implementation is None
+            and self.model.config._attn_implementation == "sdpa"
+        )
         self.tokenizer = load_tokenizer(source)
         if recipe.model.use_peft:
             add_lora(self.model, recipe.model)
@@ -45,7 +50,7 @@ class Trainer:
         if self.config.gradient_checkpointing:
             checkpoint_layers(self.model)
         if self.config.torch_compile:
-            compile_layers(self.model)
+            compile_parts(self.model)
         self.lm = take_apart(self.model)
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
         """Whether keys and values may be computed once and used again."""
@@ -75,7 +80,7 @@ class Trainer:
         learning_rate = scheduled_learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.optimizer.zero_grad(set_to_none=False)  # their memory is used again
+        self.zero_gradients()
         totals = StepTotals()
         for micro in micro_batches(rows, self.config.max_tokens_per_microbatch, self.keeps_states):
             self.backward(micro, counts, totals)
@@ -100,11 +105,21 @@ class Trainer:
             "learning_rate": learning_rate,
         }
 
+    def zero_gradients(self) -> None:
+        """In the memory they had. All are there, so that what no token of a step reaches moves alike after a resume."""
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
+
     def backward(self, rows: Sequence[Row], counts: StepCounts, totals: StepTotals) -> None:
         """Adds the gradient of a micro-batch, and what there is to tell of it."""
         temperature, max_tokens = self.recipe.sampling.temperature, self.config.max_tokens_per_microbatch
         is_long = len(rows) == 1 and len(rows[0]) > max_tokens and self.keeps_states
         batch = collate(rows, self.config.device, share_prompts=self.keeps_states and not is_long)
+        if self.chooses_attention:  # without a fused kernel, whose backward pass in bfloat16 is slow on a CPU
+            self.model.set_attn_implementation("eager" if batch.num_scores <= FEW_SCORES else "sdpa")
         scalars: dict[str, Tensor] = {}
 
         def loss_of(logprobs: Tensor) -> Tensor:
@@ -161,14 +176,6 @@ class Trainer:
                 f"{self.recipe.model.name_or_path!r} holds now. Restore that model."
             )
         self.step, self.consumed = state["step"], state["consumed"]
-
-
-def attention(recipe: Recipe) -> str | None:
-    """The recipe's choice, or what is fastest: on a CPU, for short rows, attention without a fused kernel, whose
-    backward pass in bfloat16 is slow there. It keeps the scores of all pairs of tokens."""
-    is_short = recipe.sampling.max_completion_length * recipe.trainer.max_tokens_per_microbatch <= SHORT
-    default = "eager" if recipe.trainer.device == "cpu" and is_short else None
-    return recipe.model.attn_implementation or default
 
 
 def scheduled_learning_rate(config: TrainerConfig, step: int) -> float:

@@ -262,9 +262,10 @@ def draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tens
     in. A CPU takes as many rows at once as its cache holds.
     """
     rows = len(logits_BV) if logits_BV.is_cuda else max(1, CACHED_LOGITS // logits_BV.shape[-1])
-    pieces = zip(logits_BV.split(rows), uniform_B.split(rows), strict=True)
-    tokens, logprobs = zip(*(_draw(logits, uniform, temperature) for logits, uniform in pieces), strict=True)
-    return torch.cat(tokens), torch.cat(logprobs)
+    pieces = [slice(start, start + rows) for start in range(0, len(logits_BV), rows)]
+    drawn = [_draw(logits_BV[piece], uniform_B[piece], temperature) for piece in pieces]
+    token_B, logprob_B = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    return token_B, logprob_B
 
 
 def _draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
