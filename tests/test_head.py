@@ -5,6 +5,8 @@ Shapes: N tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from torch import Tensor
@@ -32,6 +34,10 @@ def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, 
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), -(logprobs.exp() * logprobs).sum(-1)
 
 
+COMPILES = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
+    pytest.mark.filterwarnings("default"),  # torch warns of its own ways while it compiles
+]
 FORMS = {
     "plain": {},
     "softcap": {"softcap": 3.0},
@@ -44,7 +50,10 @@ FORMS = {
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("chunk", [1, 60, 10**6], ids="{} logits at once".format)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_values_and_gradients_are_those_of_a_plain_log_softmax(monkeypatch, form, with_bias, chunk, temperature):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=COMPILES)], ids=["plain", "compiled"])
+def test_values_and_gradients_are_those_of_a_plain_log_softmax(
+    monkeypatch, form, with_bias, chunk, temperature, compiled
+):
     monkeypatch.setattr(head_module, "CHUNK_LOGITS", chunk)
     *given, targets = inputs()
     upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
@@ -52,7 +61,7 @@ def test_values_and_gradients_are_those_of_a_plain_log_softmax(monkeypatch, form
     for exact in (True, False):
         dtype = torch.float64 if exact else torch.float32
         h, w, b = (x.to(dtype).clone().requires_grad_() for x in given)
-        head = Head(w, b if with_bias else None, **form)
+        head = Head(w, b if with_bias else None, **form, compiled=compiled)
         if exact:
             logprobs, entropy = plain(h, w, b if with_bias else None, targets, head, temperature)
         else:

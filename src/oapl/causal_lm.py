@@ -73,7 +73,7 @@ class CausalLM:
         return hidden
 
 
-def take_apart(model: PreTrainedModel) -> CausalLM:
+def take_apart(model: PreTrainedModel, compile_head: bool = False) -> CausalLM:
     """Raises ModelError where the model's logits are not what its head makes of the body's hidden states."""
     config = model.config.get_text_config(decoder=True)
     output = model.get_output_embeddings()
@@ -84,6 +84,7 @@ def take_apart(model: PreTrainedModel) -> CausalLM:
         getattr(output, "bias", None),
         scale=logit_scale(config),
         softcap=getattr(config, "final_logit_softcapping", None),
+        compiled=compile_head,
     )
     layers = DynamicCache(config=model.config).layers
     plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)

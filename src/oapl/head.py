@@ -5,7 +5,9 @@ Shapes: N tokens, H hidden size, V vocabulary, C of its tokens in a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ class Head:
     """[V]"""
     scale: float = 1.0
     softcap: float | None = None
+    compiled: bool = False
+    """Whether torch.compile fuses what is done to each chunk of logits."""
 
     def logprobs(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs of the targets at this temperature, [N] in nats, and the entropies they were drawn at.
@@ -54,15 +58,18 @@ class _TargetLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         largest_N = torch.full((len(hidden_NH),), -torch.inf, dtype=_sum_type(hidden_NH.dtype), device=hidden_NH.device)
         total_N, weighted_N, target_N = (torch.zeros_like(largest_N) for _ in range(3))
+        settings = (head.scale, head.softcap, temperature)
+        sums = _compiled(_sums) if head.compiled else _sums
         for tokens in _chunks(len(hidden_NH), len(weight_VH)):
-            logits_NC, _ = _scaled_logits(hidden_NH, weight_VH, bias_V, tokens, head, temperature)
+            products_NC, bias_C = hidden_NH @ weight_VH[tokens].T, None if bias_V is None else bias_V[tokens]
             rows, places = _inside(targets_N, tokens)
-            target_N[rows] = logits_NC[rows, places]
-            before_N, largest_N = largest_N, torch.maximum(largest_N, logits_NC.amax(-1))
-            shrink_N = (before_N - largest_N).exp_()
-            exps_NC = (logits_NC - largest_N[:, None]).exp_()
-            total_N = total_N * shrink_N + exps_NC.sum(-1)
-            weighted_N = weighted_N * shrink_N + exps_NC.mul_(logits_NC).sum(-1)
+            bias = None if bias_C is None else bias_C[places]
+            target_N[rows] = _logits(products_NC[rows, places], bias, *settings)[0]
+            most_N, more_N, more_weighted_N = sums(products_NC, bias_C, *settings)
+            before_N, largest_N = largest_N, torch.maximum(largest_N, most_N)
+            shrink_N, shrink_more_N = (before_N - largest_N).exp_(), (most_N - largest_N).exp_()
+            total_N = total_N * shrink_N + more_N * shrink_more_N
+            weighted_N = weighted_N * shrink_N + more_weighted_N * shrink_more_N
         logsumexp_N = largest_N + total_N.log()
         entropy_N = logsumexp_N - weighted_N / total_N
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, logsumexp_N)
@@ -78,15 +85,17 @@ class _TargetLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden_NH, dtype=grad_N.dtype) if needs_hidden else None
         grad_weight = torch.empty_like(weight_VH) if needs_weight else None
         grad_bias = torch.empty_like(bias_V) if needs_bias else None
+        settings = (ctx.head.scale, ctx.head.softcap, ctx.temperature)
+        slopes = _compiled(_slopes) if ctx.head.compiled else _slopes
         for tokens in _chunks(len(hidden_NH), len(weight_VH)):
-            logits_NC, slope_NC = _scaled_logits(hidden_NH, weight_VH, bias_V, tokens, ctx.head, ctx.temperature)
-            grad_NC = logits_NC.sub_(logsumexp_N[:, None]).exp_().mul_(-grad_N[:, None])
+            products_NC, bias_C = hidden_NH @ weight_VH[tokens].T, None if bias_V is None else bias_V[tokens]
             rows, places = _inside(targets_N, tokens)
-            grad_NC[rows, places] += grad_N[rows]
-            grad_NC.mul_(slope_NC)
+            logits, slope = _logits(products_NC[rows, places], None if bias_C is None else bias_C[places], *settings)
+            of_targets = -torch.expm1(logits - logsumexp_N[rows]) * grad_N[rows] * slope
+            grad = slopes(products_NC, bias_C, logsumexp_N, grad_N, *settings)
+            grad[rows, places] = of_targets.to(grad.dtype)
             if grad_bias is not None:
-                grad_bias[tokens] = grad_NC.sum(0)
-            grad = grad_NC.to(hidden_NH.dtype)
+                grad_bias[tokens] = grad.sum(0)
             if grad_hidden is not None:
                 grad_hidden += grad @ weight_VH[tokens]
             if grad_weight is not None:
@@ -101,19 +110,47 @@ class _TargetLogprobs(torch.autograd.Function):
         )
 
 
-def _scaled_logits(
-    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, tokens: slice, head: Head, temperature: float
+def _logits(
+    products: Tensor, bias: Tensor | None, scale: float, softcap: float | None, temperature: float
 ) -> tuple[Tensor, Tensor | float]:
-    """Logits of some tokens over temperature, and their slope by the product of hidden state and weight."""
-    logits_NC = (hidden_NH @ weight_VH[tokens].T).to(_sum_type(hidden_NH.dtype))
-    if bias_V is not None:
-        logits_NC += bias_V[tokens]
-    slope: Tensor | float = head.scale / temperature
-    if head.softcap is None:
-        return logits_NC.mul_(slope), slope
-    capped_NC = logits_NC.mul_(head.scale / head.softcap).tanh_()
-    slope = (1 - capped_NC.square()) * slope
-    return capped_NC.mul_(head.softcap / temperature), slope
+    """Of products of hidden states and weights, over temperature; and their slope by the products."""
+    logits = products.to(_sum_type(products.dtype))
+    if bias is not None:
+        logits = logits + bias
+    if softcap is None:
+        return logits * (scale / temperature), scale / temperature
+    capped = (logits * (scale / softcap)).tanh()
+    return capped * (softcap / temperature), (1 - capped.square()) * (scale / temperature)
+
+
+def _sums(
+    products_NC: Tensor, bias_C: Tensor | None, scale: float, softcap: float | None, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row the largest logit, and the sums of exp(logit - largest) and of this times the logit."""
+    logits_NC, _ = _logits(products_NC, bias_C, scale, softcap, temperature)
+    largest_N = logits_NC.amax(-1)
+    exps_NC = (logits_NC - largest_N[:, None]).exp_()
+    return largest_N, exps_NC.sum(-1), exps_NC.mul_(logits_NC).sum(-1)
+
+
+def _slopes(
+    products_NC: Tensor,
+    bias_C: Tensor | None,
+    logsumexp_N: Tensor,
+    grad_N: Tensor,
+    scale: float,
+    softcap: float | None,
+    temperature: float,
+) -> Tensor:
+    """The gradient of the products of tokens that are not the target."""
+    logits_NC, slope_NC = _logits(products_NC, bias_C, scale, softcap, temperature)
+    chances_NC = logits_NC.sub_(logsumexp_N[:, None]).exp_()
+    return chances_NC.mul_(-grad_N[:, None]).mul_(slope_NC).to(products_NC.dtype)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:

@@ -51,7 +51,7 @@ class Trainer:
             checkpoint_layers(self.model)
         if self.config.torch_compile:
             compile_parts(self.model)
-        self.lm = take_apart(self.model)
+        self.lm = take_apart(self.model, compile_head=self.config.torch_compile)
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
         """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
