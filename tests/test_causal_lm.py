@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from helpers import make_completion
+from oapl.attention import KEPT
 from oapl.batching import Batch, Row, collate
 from oapl.causal_lm import take_apart
 from oapl.config import EngineConfig
@@ -111,7 +112,7 @@ def assert_same_gradient(have: dict[str, Tensor], want: dict[str, Tensor]) -> No
         )
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", KEPT])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_log_probs_and_gradients_are_those_of_full_logits(kind: str, attention: str):
     model, rows = make_model(kind, attention), make_rows()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from oapl.attention import KEPT
 from oapl.batching import group_rows, micro_batches, step_counts
 from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.diagnostics import StepTotals
@@ -222,7 +223,7 @@ def test_the_kind_of_attention_is_chosen_by_size_and_does_not_change_the_gradien
     choose = trainer.model.set_attn_implementation
     monkeypatch.setattr(trainer.model, "set_attn_implementation", lambda kind: (chosen.append(kind), choose(kind)))
     assert_same(gradients(trainer, shard, 60), want)
-    assert set(chosen) == {0: {"sdpa"}, 800: {"sdpa", "eager"}, 10**6: {"eager"}}[few_scores]
+    assert set(chosen) == {0: {"sdpa"}, 800: {"sdpa", KEPT}, 10**6: {KEPT}}[few_scores]
 
 
 def test_attention_is_chosen_unless_the_recipe_says(write_recipe, tiny_model: Path):

@@ -5,13 +5,13 @@ Shapes: N tokens, H hidden size, V vocabulary, C of its tokens in a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from oapl.fused import fuse, sum_type
 
 CHUNK_LOGITS = 2**23
 """Logits held at once, a few times over: 32 MiB each time in float32, whatever the vocabulary and the length."""
@@ -56,10 +56,10 @@ class _TargetLogprobs(torch.autograd.Function):
         head: Head,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        largest_N = torch.full((len(hidden_NH),), -torch.inf, dtype=_sum_type(hidden_NH.dtype), device=hidden_NH.device)
+        largest_N = torch.full((len(hidden_NH),), -torch.inf, dtype=sum_type(hidden_NH.dtype), device=hidden_NH.device)
         total_N, weighted_N, target_N = (torch.zeros_like(largest_N) for _ in range(3))
         settings = (head.scale, head.softcap, temperature)
-        sums = _compiled(_sums) if head.compiled else _sums
+        sums = fuse(_sums, head.compiled)
         for tokens in _chunks(len(hidden_NH), len(weight_VH)):
             products_NC, bias_C = hidden_NH @ weight_VH[tokens].T, None if bias_V is None else bias_V[tokens]
             rows, places = _inside(targets_N, tokens)
@@ -86,7 +86,7 @@ class _TargetLogprobs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight_VH) if needs_weight else None
         grad_bias = torch.empty_like(bias_V) if needs_bias else None
         settings = (ctx.head.scale, ctx.head.softcap, ctx.temperature)
-        slopes = _compiled(_slopes) if ctx.head.compiled else _slopes
+        slopes = fuse(_slopes, ctx.head.compiled)
         for tokens in _chunks(len(hidden_NH), len(weight_VH)):
             products_NC, bias_C = hidden_NH @ weight_VH[tokens].T, None if bias_V is None else bias_V[tokens]
             rows, places = _inside(targets_N, tokens)
@@ -114,7 +114,7 @@ def _logits(
     products: Tensor, bias: Tensor | None, scale: float, softcap: float | None, temperature: float
 ) -> tuple[Tensor, Tensor | float]:
     """Of products of hidden states and weights, over temperature; and their slope by the products."""
-    logits = products.to(_sum_type(products.dtype))
+    logits = products.to(sum_type(products.dtype))
     if bias is not None:
         logits = logits + bias
     if softcap is None:
@@ -146,15 +146,6 @@ def _slopes(
     logits_NC, slope_NC = _logits(products_NC, bias_C, scale, softcap, temperature)
     chances_NC = logits_NC.sub_(logsumexp_N[:, None]).exp_()
     return chances_NC.mul_(-grad_N[:, None]).mul_(slope_NC).to(products_NC.dtype)
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
-
-
-def _sum_type(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:

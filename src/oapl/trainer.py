@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from oapl.attention import KEPT, KEPT_COMPILED
 from oapl.batching import Row, collate, group_rows, micro_batches, step_counts
 from oapl.causal_lm import take_apart
 from oapl.config import Recipe, TrainerConfig
@@ -24,7 +25,7 @@ from oapl.precision import compute_in_bfloat16
 from oapl.types import Shard
 
 FEW_SCORES = 2**20
-"""Pairs of tokens of a micro-batch, for each attention head, whose scores attention on a CPU may keep."""
+"""Pairs of tokens of a micro-batch, for each attention head, whose chances attention on a CPU may keep."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -118,8 +119,9 @@ class Trainer:
         temperature, max_tokens = self.recipe.sampling.temperature, self.config.max_tokens_per_microbatch
         is_long = len(rows) == 1 and len(rows[0]) > max_tokens and self.keeps_states
         batch = collate(rows, self.config.device, share_prompts=self.keeps_states and not is_long)
-        if self.chooses_attention:  # without a fused kernel, whose backward pass in bfloat16 is slow on a CPU
-            self.model.set_attn_implementation("eager" if batch.num_scores <= FEW_SCORES else "sdpa")
+        if self.chooses_attention:
+            kept = KEPT_COMPILED if self.config.torch_compile else KEPT
+            self.model.set_attn_implementation(kept if batch.num_scores <= FEW_SCORES else "sdpa")
         scalars: dict[str, Tensor] = {}
 
         def loss_of(logprobs: Tensor) -> Tensor:
