@@ -219,6 +219,10 @@ def main() -> None:
             kept["seconds"] += found["seconds"]
             kept["peak_gib"] = max(kept["peak_gib"], found["peak_gib"])
             kept["matmul"] = max(kept["matmul"], found["matmul"])
+            if args.output:  # after each, so that what is cut short is not lost
+                settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
+                found = {**facts("oapl", "torch", "transformers", "trl"), "settings": settings, "results": results}
+                args.output.write_text(json.dumps(found, indent=1, default=str) + "\n")
     flops = useful_flops(completions(args), config)
     rate = max(result["matmul"] for result in results.values())
     ours = min(np.median(r["seconds"]) for form, r in results.items() if form in OAPL_FORMS)
@@ -228,16 +232,6 @@ def main() -> None:
         seconds = float(np.median(result["seconds"]))
         result |= {"median_s": seconds, "ratio": seconds / ours, "share": flops / seconds / rate}
         print(f"| {form} | {seconds:.1f} | {seconds / ours:.2f} | {result['share']:.2f} | {result['peak_gib']:.1f} |")
-    if args.output:
-        settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
-        args.output.write_text(
-            json.dumps(
-                {**facts("oapl", "torch", "transformers", "trl"), "settings": settings, "results": results},
-                indent=1,
-                default=str,
-            )
-            + "\n"
-        )
 
 
 if __name__ == "__main__":

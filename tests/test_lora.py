@@ -170,6 +170,8 @@ def test_compiling_does_not_change_the_gradient(
     assert_same(*found)
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_model_without_parts_to_compile_is_refused():
     config = AutoConfig.for_model("bloom", vocab_size=40, hidden_size=8, n_layer=1, n_head=2)
     model = AutoModelForCausalLM.from_config(config)
