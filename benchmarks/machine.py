@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -42,3 +44,11 @@ def facts(*packages: str) -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "none"
     return {"versions": versions, "platform": platform.platform()}
+
+
+def write_results(args: argparse.Namespace, packages: tuple[str, ...], **found: Any) -> None:
+    """Into `--output`, where it is given: what was found, with versions and the other arguments."""
+    if args.output:
+        settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
+        values = {**facts(*packages), "settings": settings, **found}
+        args.output.write_text(json.dumps(values, indent=1, default=str) + "\n")

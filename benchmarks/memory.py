@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from machine import facts
+from machine import write_results
 
 TOKENS = 4096
 FORMS = {
@@ -121,10 +121,7 @@ def main() -> None:
         ratio = rest / next(iter(rows.values()))["rest"]
         gib = " | ".join(f"{x / 2**30:.2f}" for x in (*(found[key] for key in ("peak", "states", "libraries")), rest))
         print(f"| {form} | {gib} | {ratio:.2f} |", flush=True)
-    if args.output:
-        settings = {"model": args.model, "length": args.length, "tokens": TOKENS, "threads": args.threads}
-        found = {**facts("oapl", "torch", "transformers"), "settings": settings, "rows": rows}
-        args.output.write_text(json.dumps(found, indent=1) + "\n")
+    write_results(args, ("oapl", "torch", "transformers"), tokens=TOKENS, rows=rows)
 
 
 if __name__ == "__main__":

