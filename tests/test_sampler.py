@@ -11,7 +11,7 @@ import torch
 from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import TaskError
-from oapl.model import load_model, load_tokenizer, probe_gap, save_policy
+from oapl.model import load_model, load_tokenizer, probe_gap, save_policy, score
 from oapl.plan import plan_evaluation, plan_round
 from oapl.sampler import Sampler
 from oapl.store import RoundFolder
@@ -133,6 +133,20 @@ def test_sampling_seconds_of_a_block_are_shared_by_its_shards(recipe: Recipe, ti
     np.testing.assert_allclose(generation[::2], generation[1::2])
 
 
+@pytest.mark.parametrize("split", ["train", "evaluation"])
+def test_a_completion_that_does_not_fit_is_refused_before_anything_is_sampled(
+    write_recipe, tiny_model: Path, tmp_path: Path, split: str
+):
+    """The model's context is 64; evaluations have a limit of their own, and come last."""
+    sections = {"sampling" if split == "train" else "evaluation": {"max_completion_length": 63}}
+    recipe, folder = load_recipe(write_recipe(**sections)), RoundFolder(tmp_path / "round")
+    sampler = Sampler(recipe, lambda _: tiny_model)
+    with pytest.raises(TaskError, match=rf"prompt {split}/\d+ has .* max_completion_length = 63 passes"):
+        sampler.fill(folder, plan_round(recipe, Countdown(), POLICY, 0))
+    sampler.close()
+    assert folder.stored_shards() == []
+
+
 # New weights in the engine
 
 
@@ -153,13 +167,15 @@ class StuckEngine(EmbeddedEngine):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_engine_that_kept_its_old_weights_is_started_anew(recipe: Recipe, tmp_path: Path, tiny_model: Path, dtype):
-    """The second policy differs by less than bfloat16's tolerance, and the scores that stay the same tell of it."""
+    """The second policy differs by less than bfloat16's tolerance, and the scores that stay the same tell of it. Each
+    policy has a probe of its own, as in a run."""
     policies = {version: tmp_path / str(version) for version in (0, 1, 2)}
+    probe = [[3, 8, 5, 9, 4]]
     model, tokenizer = load_model(str(tiny_model), "float32", "cpu"), load_tokenizer(str(tiny_model))
     for version, folder in policies.items():
         with torch.no_grad():
             model.model.embed_tokens.weight += 0.01 * (version == 1)
-        save_policy(model, tokenizer, folder, probe=[[3, 8, 5, 9, 4]])
+        save_policy(model, tokenizer, folder, probe=[[3 + version, *probe[0]]])
     asked = recipe.model_copy(update={"engine": EngineConfig(dtype=dtype)})
     sampler = Sampler(asked, lambda policy: policies[policy.version])
     sampler.engine = engine = StuckEngine(asked.engine)
@@ -167,6 +183,8 @@ def test_an_engine_that_kept_its_old_weights_is_started_anew(recipe: Recipe, tmp
         for version, digest, starts in ((0, "a", 1), (1, "b", 2), (2, "b", 2)):  # the third has the second's weights
             sampler.hold(PolicyRef(version, 0, digest))
             assert engine.starts == starts
-            assert probe_gap(policies[version], engine.score([[3, 8, 5, 9, 4]])) <= asked.probe_tolerance
+            held = load_model(str(policies[version]), dtype, "cpu")
+            assert engine.score(probe)[0] == pytest.approx(score(held, probe)[0], abs=0.05)
+            assert probe_gap(policies[version], engine.score([[3 + version, *probe[0]]])) <= asked.probe_tolerance
     finally:
         sampler.close()

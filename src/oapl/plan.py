@@ -27,6 +27,13 @@ def training_params(recipe: Recipe) -> SamplingParams:
     return SamplingParams(sampling.temperature, sampling.max_completion_length, sampling.num_generations, sampling.stop)
 
 
+def scoring_params(recipe: Recipe, num_generations: int) -> SamplingParams:
+    """Of evaluations, and of validation, which is sampled in the same way."""
+    sampling, evaluation = recipe.sampling, recipe.evaluation
+    length = evaluation.max_completion_length or sampling.max_completion_length
+    return SamplingParams(evaluation.temperature, length, num_generations, sampling.stop)
+
+
 def plan_round(recipe: Recipe, task: Task, policy: PolicyRef, index: int) -> Round:
     """The training round `index`: its prompts follow from the recipe alone.
 
@@ -82,12 +89,7 @@ def _plan_scoring(
     return Round(
         index=policy.step if policy.version is None else policy.version,
         policy=policy,
-        sampling=SamplingParams(
-            recipe.evaluation.temperature,
-            recipe.evaluation.max_completion_length or recipe.sampling.max_completion_length,
-            num_generations,
-            recipe.sampling.stop,
-        ),
+        sampling=scoring_params(recipe, num_generations),
         seed=derive_seed(recipe.seed, split),
         prompt_ids=tuple(f"{split}/{i}" for i in range(num_prompts)),
         prompts_per_shard=-(-num_prompts // EVALUATION_SHARDS),

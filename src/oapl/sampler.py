@@ -17,7 +17,7 @@ from oapl.engines import make_engine
 from oapl.engines.base import Engine
 from oapl.errors import GradingError, StoreError, TaskError
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
-from oapl.plan import SEED_STRIDE, derive_seed, plan_round, training_params
+from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, training_params
 from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside
@@ -58,7 +58,6 @@ class Sampler:
         self.engine: Engine = make_engine(recipe.engine, recipe.model.attn_implementation)
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
-        self._scores: list[list[float]] = []
         self._mismatch = 0.0
         self._failed_in_a_row = 0
 
@@ -68,24 +67,25 @@ class Sampler:
             return
         self.task.start()
         path = self._locate(policy)
+        probe = probe_sequences(path) if (path / PROBE).exists() else []
+        is_swap = self._loaded is not None and self._loaded.digest != policy.digest
+        before = self.engine.score(probe) if is_swap else None
+        self._loaded = None
         self.engine.load(path)
         if self._tokenizer is None:  # all policies of a run have the same
             self._tokenizer = load_tokenizer(str(path))
             check_prompts(self.recipe, self.task, self._tokenizer, self.engine.context_length)
-        if (path / PROBE).exists():
-            self._mismatch = self._probe(policy, path)
+        self._mismatch = self._probe(path, probe, before) if probe else 0.0
         self._loaded = policy
 
-    def _probe(self, policy: PolicyRef, path: Path) -> float:
-        """The probe's gap. Where a swap went wrong or changed nothing, the engine is first started anew."""
-        sequences = probe_sequences(path)
-        scores = self.engine.score(sequences)
-        swapped = self._loaded is not None and self._loaded.digest != policy.digest
-        if swapped and (scores == self._scores or probe_gap(path, scores) > self.recipe.probe_tolerance):
+    def _probe(self, path: Path, probe: list[list[int]], before: list[list[float]] | None) -> float:
+        """The probe's gap. Where a swap went wrong, or left the scores as they were before it, the engine is first
+        started anew."""
+        scores = self.engine.score(probe)
+        if before is not None and (scores == before or probe_gap(path, scores) > self.recipe.probe_tolerance):
             self.engine.close()
             self.engine.load(path)
-            scores = self.engine.score(sequences)
-        self._scores = scores
+            scores = self.engine.score(probe)
         return check_probe(path, scores, self.recipe.probe_tolerance)
 
     def fill(self, folder: RoundFolder, round: Round, *, worker: int = 0, num_workers: int = 1) -> None:
@@ -224,7 +224,8 @@ def check_length(prompt: Prompt, num_tokens: int, sampling: SamplingParams, cont
         raise TaskError(
             f"prompt {prompt.id} has {num_tokens} tokens, which with max_completion_length = "
             f"{sampling.max_completion_length} passes the model's context of {context} (or engine.max_model_len). "
-            f"Remove the prompt, lower sampling.max_completion_length, or raise engine.max_model_len where it is set."
+            f"Remove the prompt, lower max_completion_length in [sampling] or [evaluation], or raise "
+            f"engine.max_model_len where it is set."
         )
 
 
@@ -232,11 +233,11 @@ def check_prompts(
     recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 32
 ) -> None:
     """Fails early on prompts that could not be sampled: every one of your own, some of a generated task."""
-    sampling = training_params(recipe)
-    splits: list[Split] = ["train", "evaluation"]
+    training, scoring = training_params(recipe), scoring_params(recipe, recipe.evaluation.num_generations)
+    splits: list[tuple[Split, SamplingParams]] = [("train", training), ("evaluation", scoring)]
     if recipe.selection is not None:
-        splits.append("validation")
-    for split in splits:
+        splits.append(("validation", scoring))
+    for split, sampling in splits:
         count = task.num_prompts(split)
         start = recipe.seed * SEED_STRIDE if count is None and split == "train" else 0
         checked = (
