@@ -402,6 +402,25 @@ def test_every_recipe_that_ships_is_valid_and_names_no_machine(path: Path):
     assert name.startswith(("builtin:", "runs/"))
 
 
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        ({"model": {"use_peft": True}, "engine": {"dtype": "bfloat16"}}, "would round away most of what LoRA learns"),
+        (
+            {"engine": {"kind": "vllm"}, "sampling": {"temperature": 0.005}},
+            r"sampling\.temperature = 0\.005: vLLM samples no colder than 0\.01",
+        ),
+        (
+            {"engine": {"kind": "vllm"}, "evaluation": {"temperature": 0.005}},
+            r"evaluation\.temperature = 0\.005: vLLM samples no colder than 0\.01",
+        ),
+    ],
+)
+def test_what_the_engine_would_change_in_silence_is_refused(write: WriteRecipe, added: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(write(RECIPE), added)
+
+
 def test_a_recipe_cannot_be_changed_once_made(write: WriteRecipe):
     recipe = load_recipe(write(RECIPE))
     with pytest.raises(ValidationError, match="frozen"):

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from oapl.attention import KEPT, KEPT_COMPILED
 from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import ConfigError, ModelError, StoreError
@@ -114,6 +115,30 @@ def test_in_bfloat16_the_matrices_stay_float32(write_recipe, tiny_model: Path):
     assert trainer.model.model.embed_tokens.weight.dtype == torch.bfloat16
 
 
+def test_a_policy_in_bfloat16_keeps_what_is_less_than_a_rounding(write_recipe, tiny_model: Path, tmp_path: Path):
+    """LoRA adds a fraction of a bfloat16 step to most weights: to the nearest, all of that would be lost."""
+    recipe = load_recipe(write_recipe(model={"name_or_path": str(tiny_model), **LORA}, trainer={"bf16": True}))
+    trainer = Trainer(recipe, str(tiny_model))
+    with torch.no_grad():
+        for name, parameter in trainer.parameters.items():
+            if ".lora_B." in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 5e-4)
+    trainer.update_model()
+    before = load_file(tiny_model / "model.safetensors")
+    after = load_file(saved(trainer, tmp_path / "policy") / "model.safetensors")
+    modules = dict(trainer.model.named_modules())
+    for name in (name for name in before if "proj.weight" in name):
+        base = before[name].bfloat16().float()
+        delta = modules[name.removesuffix(".weight")].get_delta_weight("default").detach().float()
+        step = torch.exp2((base + delta).abs().log2().floor() - 7)
+        assert (delta.abs() < step / 2).float().mean() > 0.6  # this many a nearest rounding would leave out
+        gained = after[name].float() - base
+        assert ((gained - delta).abs() <= step).all()
+        slope = (gained * delta).sum() / delta.square().sum()
+        error = (gained - delta).std() * delta.square().sum().rsqrt()  # of the slope, one deviation
+        assert abs(slope - 1) < 4 * error < 0.6
+
+
 def test_layers_that_the_model_lacks_are_named(write_recipe, tiny_model: Path):
     recipe = load_recipe(
         write_recipe(model={"name_or_path": str(tiny_model), **LORA, "lora_target_modules": ["q_projection"]})
@@ -162,11 +187,13 @@ def test_compiling_does_not_change_the_gradient(
         settings = {"torch_compile": on, "gradient_checkpointing": checkpointing}
         recipe = load_recipe(write_recipe(model={"name_or_path": str(tiny_model), **lora}, trainer=settings))
         trainer = in_float64(recipe, tiny_model)
+        trainer.chooses_attention = True
         compiled = {name for name, part in trainer.model.named_modules() if part._compiled_call_impl is not None}
         parts = {name for name, _ in trainer.model.named_modules() if name.endswith(("norm", "mlp"))}
         assert compiled == (parts if on else set())
         assert len(parts) == 2 * 3 + 1
         found.append(gradients(trainer, sampled_shard(tiny_model), 40))
+        assert trainer.model.config._attn_implementation == (KEPT_COMPILED if on else KEPT)
     assert_same(*found)
 
 

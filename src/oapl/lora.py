@@ -53,6 +53,7 @@ def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The weights of the plain model that computes the same, with or without LoRA. Nothing is changed in place."""
     modules = dict(model.named_modules())
+    dither = torch.Generator().manual_seed(0)
     weights: dict[str, Tensor] = {}
     for name, weight in model.state_dict().items():
         if ".lora_" in name:
@@ -60,10 +61,22 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
         owner, _, kind = name.rpartition(".base_layer.")
         if owner:
             if kind == "weight":
-                weight = weight + modules[owner].get_delta_weight(ADAPTER).to(weight.dtype)
+                exact = weight.float() + modules[owner].get_delta_weight(ADAPTER).float()
+                weight = round_fairly(exact, dither) if weight.dtype == torch.bfloat16 else exact.to(weight.dtype)
             name = f"{owner}.{kind}"
         weights[name] = weight
     return weights
+
+
+def round_fairly(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """float32 to bfloat16, up or down by chance, so that on average nothing is lost (stochastic rounding).
+
+    Nearest rounding would undo most of an adapter: released weights are bfloat16 already, and what LoRA adds to one is
+    often less than half the distance to the next.
+    """
+    below_first_half = torch.randint(2**16, weight.shape, generator=generator, dtype=torch.int32).to(weight.device)
+    bits = weight.contiguous().view(torch.int32) + below_first_half
+    return (bits & -(2**16)).view(torch.float32).to(torch.bfloat16)
 
 
 def frozen_digest(model: PreTrainedModel) -> str:

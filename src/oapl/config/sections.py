@@ -14,6 +14,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+VLLM_TEMPERATURE = 0.01
 SaysNone = BeforeValidator(lambda value: "none" if value is None else value)
 """For a setting with a choice called "none", which the command line would read as None."""
 
@@ -382,6 +383,22 @@ class Recipe(BaseSettings):
                 "selection needs problems of its own to choose by: name them as task.validation_dataset, or leave the "
                 "section out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Recipe:
+        if self.model.use_peft and self.engine.dtype == "bfloat16" and not self.trainer.bf16:
+            raise ValueError(
+                "engine.dtype = 'bfloat16' would round away most of what LoRA learns, since trainer.bf16 = false saves "
+                "policies in float32. Set trainer.bf16 = true, whose policies are rounded fairly, or "
+                "engine.dtype = 'float32'"
+            )
+        for section in ("sampling", "evaluation"):
+            if self.engine.kind == "vllm" and (given := getattr(self, section).temperature) < VLLM_TEMPERATURE:
+                raise ValueError(
+                    f"{section}.temperature = {given}: vLLM samples no colder than {VLLM_TEMPERATURE} and would take "
+                    f'that in its place. Raise it, or set engine.kind = "embedded"'
+                )
         return self
 
     @classmethod
