@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -61,7 +63,7 @@ def test_logprobs_equal_the_trainers(engine: Engine, model_folder: Path, tempera
         for completion in completions:
             ids = torch.tensor([[*request.prompt_ids.tolist(), *completion.token_ids.tolist()]])
             with torch.no_grad():
-                expected, _ = next_token_logprobs(model, ids, temperature, first=len(request.prompt_ids) - 1)
+                expected = next_token_logprobs(model, ids, temperature, first=len(request.prompt_ids) - 1)
             np.testing.assert_allclose(completion.logprobs, expected[0].numpy(), atol=1e-4)
 
 
@@ -71,7 +73,7 @@ def test_every_request_gets_its_completions_in_order(engine: Engine):
 
 
 def test_a_completion_ends_with_its_end_token_or_at_the_limit(engine: Engine, model_folder: Path):
-    eos = set(eos_token_ids(load_model(str(model_folder), "float32", "cpu")))
+    eos = set(eos_token_ids(model_folder))
     answers = engine.generate(requests(*range(12)), SamplingParams(1.0, 12, 8))
     reasons = set()
     for completion in (c for completions in answers for c in completions):
@@ -170,7 +172,53 @@ def test_loading_replaces_the_weights(engine: Engine, model_folder: Path, tmp_pa
     assert engine.score([PROMPTS[0]]) == before
 
 
+@pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_op` is deprecated")  # vLLM's, when it ends
+def test_a_closed_engine_starts_anew(engine: Engine, model_folder: Path):
+    before = engine.score([PROMPTS[0]])
+    engine.close()
+    engine.load(model_folder)
+    assert engine.score([PROMPTS[0]]) == before
+
+
+def test_the_policy_says_what_ends_a_completion_and_not_the_tokenizer(
+    engine: Engine, model_folder: Path, tmp_path: Path
+):
+    """Its generation_config.json comes first, then its config.json; the tokenizer's own end is a token like others."""
+    tokenizer, ends = load_tokenizer(str(model_folder)), {"generation_config.json": [5, 7], "config.json": 9}
+    for number, file in enumerate(ends):
+        folder = tmp_path / str(number)
+        shutil.copytree(model_folder, folder)
+        for name in list(ends)[number:]:
+            settings = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps({**settings, "eos_token_id": ends[name]}))
+        if number:
+            (folder / "generation_config.json").unlink()
+        engine.load(folder)
+        answers = engine.generate(requests(*range(12)), SamplingParams(1.0, 24, 8))
+        made = [completion for group in answers for completion in group]
+        last = {int(completion.token_ids[-1]) for completion in made if completion.finish_reason == "stop"}
+        assert last == set(np.atleast_1d(ends[file]).tolist())
+        assert any(tokenizer.eos_token_id in completion.token_ids for completion in made)
+    engine.load(model_folder)
+
+
 # The embedded engine's own parts
+
+
+def test_in_bfloat16_decoding_agrees_with_a_forward_pass(model_folder: Path):
+    """Grouped attention over a cache, and packed layers: two orders of the same bfloat16 sums."""
+    engine = EmbeddedEngine(EngineConfig(dtype="bfloat16"))
+    engine.load(model_folder)
+    model, asked = load_model(str(model_folder), "bfloat16", "cpu"), requests(1, 2, 3)
+    gaps = []
+    for request, group in zip(asked, engine.generate(asked, SamplingParams(0.8, 20, 8)), strict=True):
+        for completion in group:
+            ids = torch.tensor([[*request.prompt_ids.tolist(), *completion.token_ids.tolist()]])
+            with torch.no_grad():
+                expected = next_token_logprobs(model, ids, 0.8, first=len(request.prompt_ids) - 1)[0].numpy()
+            gaps.extend(abs(completion.logprobs - expected))
+    assert np.mean(gaps) < 0.03
+    assert max(gaps) < 0.5
 
 
 def test_fewer_places_than_completions_change_rounding_only(tiny_model: Path):

@@ -265,6 +265,12 @@ def refusal(recipe: Path, run: RunFolder, capsys, *options: str) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["sdap", "flash_attention_2"])
+def test_an_attention_that_is_not_there_is_named(write_recipe, run: RunFolder, capsys, kind: str):
+    message = refusal(write_recipe(model={"attn_implementation": kind}), run, capsys)
+    assert f"model.attn_implementation = '{kind}' cannot be used here: " in message
+
+
 def test_a_missing_model_is_named(write_recipe, run: RunFolder, capsys):
     message = refusal(write_recipe(model={"name_or_path": "./no/such/model"}), run, capsys)
     assert "model.name_or_path = './no/such/model': its model cannot be loaded. Give a folder, a name" in message

@@ -60,6 +60,6 @@ def largest_gap(name_or_path: str, num_tokens: int = 32, temperature: float = 1.
         for completion in completions:
             ids = torch.tensor([[*request.prompt_ids.tolist(), *completion.token_ids.tolist()]])
             with torch.no_grad():
-                logprobs, _ = next_token_logprobs(model, ids, temperature, first=len(request.prompt_ids) - 1)
+                logprobs = next_token_logprobs(model, ids, temperature, first=len(request.prompt_ids) - 1)
             gap = max(gap, float((logprobs[0] - torch.from_numpy(completion.logprobs)).abs().max()))
     return gap

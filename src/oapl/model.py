@@ -15,11 +15,20 @@ import transformers
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from oapl.config import TaskConfig
 from oapl.errors import EngineError, ModelError
+from oapl.fused import RECOMPILE_LIMIT
 from oapl.lora import merged_weights
 from oapl.types import Messages
 
@@ -27,8 +36,6 @@ BUILTIN = Path(__file__).parent / "assets"
 PROBE = "probe.json"
 MAX_PROBE_TOKENS = 256
 COMPILED = ("Norm", "MLP")
-RECOMPILE_LIMIT = 32
-"""Ways to be called that a part is compiled for: with and without gradients, one row or more, each type."""
 
 
 def resolve(name_or_path: str) -> str:
@@ -62,6 +69,10 @@ def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: 
             resolve(name_or_path), dtype=getattr(torch, dtype), attn_implementation=attn_implementation
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        if attn_implementation is not None and (isinstance(error, ImportError) or "attn_impl" in str(error)):
+            raise ModelError(
+                f"model.attn_implementation = {attn_implementation!r} cannot be used here: {_first_line(error)}"
+            ) from error
         raise _cannot_load("model", name_or_path, error) from error
     if attn_implementation is None and getattr(model.config, "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # the only one that caps attention's logits, as Gemma 2 does
@@ -81,9 +92,9 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
 def compile_parts(model: PreTrainedModel) -> None:
     """Has torch.compile fuse what a layer does besides attention: norms and feed-forward parts, in place.
 
-    They are told by the names of their classes, which end in `Norm` and `MLP`. Attention is left alone: with a cache it
-    would be compiled anew for each way it is called. Raises ModelError where this machine cannot compile, or the model
-    has no such parts.
+    They are told by the names of their classes, which end in `Norm` and `MLP`. Attention layers are left alone: with a
+    cache they would be compiled anew for each way they are called. Raises ModelError where this machine cannot compile,
+    or the model has no such parts.
     """
     try:
         torch.compile(torch.sin)(torch.zeros(2, device=model.device))
@@ -113,15 +124,16 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def eos_token_ids(model: PreTrainedModel) -> list[int]:
-    """The tokens that end a completion. Raises ModelError where the model names none."""
-    for config in (model.generation_config, model.config):
+def eos_token_ids(policy: Path) -> list[int]:
+    """The tokens that end a completion of a policy's folder. Raises ModelError where it names none."""
+    configs: list[Any] = [AutoConfig.from_pretrained(policy).get_text_config(decoder=True)]
+    if (policy / GENERATION_CONFIG_NAME).exists():
+        configs.insert(0, GenerationConfig.from_pretrained(policy))
+    for config in configs:
         ids = getattr(config, "eos_token_id", None)
         if ids is not None:
             return list(ids) if isinstance(ids, list | tuple) else [ids]
-    raise ModelError(
-        f"{model.config._name_or_path}: neither generation_config.json nor config.json has an eos_token_id."
-    )
+    raise ModelError(f"{policy}: neither generation_config.json nor config.json has an eos_token_id.")
 
 
 def context_length(model: PreTrainedModel) -> int:
@@ -155,21 +167,16 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str | Messages, conf
     return list(encoded["input_ids"])
 
 
-def next_token_logprobs(
-    model: PreTrainedModel, ids_BS: Tensor, temperature: float, first: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Log-probs of tokens `first + 1 … S - 1`, each given those before it, and the entropies they were drawn at.
+def next_token_logprobs(model: PreTrainedModel, ids_BS: Tensor, temperature: float, first: int = 0) -> Tensor:
+    """Log-probs of tokens `first + 1 … S - 1`, each given those before it: f32[B, S - 1 - first] in nats.
 
-    Both results have shape [B, S - 1 - first], in float32 nats. Sequences are padded on the right: no token
-    attends to what follows it, so padding needs no mask and its results are simply to be ignored.
+    Sequences are padded on the right: no token attends to what follows it, so padding needs no mask and its results
+    are simply to be ignored. All logits are held at once.
     """
     positions = torch.arange(first, ids_BS.shape[1] - 1, device=ids_BS.device)
     logits_BSV = model(input_ids=ids_BS, use_cache=False, logits_to_keep=positions).logits.float()
-    logprobs_BSV = (logits_BSV / temperature).log_softmax(-1)
-    logprobs_BS = logprobs_BSV.gather(-1, ids_BS[:, first + 1 :, None]).squeeze(-1)
-    with torch.no_grad():
-        entropy_BS = -(logprobs_BSV.exp() * logprobs_BSV).sum(-1)
-    return logprobs_BS, entropy_BS
+    logprobs_BSV: Tensor = (logits_BSV / temperature).log_softmax(-1)
+    return logprobs_BSV.gather(-1, ids_BS[:, first + 1 :, None]).squeeze(-1)
 
 
 def save_policy(
@@ -195,7 +202,7 @@ def score(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> list[li
     """For each sequence, the log-probs of its tokens after the first, at temperature 1."""
     device = next(model.parameters()).device
     return [
-        next_token_logprobs(model, torch.tensor([sequence], device=device), temperature=1.0)[0][0].tolist()
+        next_token_logprobs(model, torch.tensor([sequence], device=device), temperature=1.0)[0].tolist()
         for sequence in sequences
     ]
 

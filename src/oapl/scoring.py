@@ -1,6 +1,7 @@
 """How far a run's newest policy moved the tokens of some completions, for people to look at.
 
-Shapes: B completions of one prompt, S tokens of a sequence (prompt, completion, padding), T completion tokens.
+Shapes: B completions of one prompt, S tokens of a sequence (prompt, completion, padding), T completion tokens, H sizes
+of a hidden state.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oapl.causal_lm import CausalLM, take_apart
 from oapl.errors import StoreError
-from oapl.model import load_model, load_tokenizer, next_token_logprobs
+from oapl.model import load_model, load_tokenizer
 from oapl.report.completions import SampledGroup, TokenScores
 from oapl.store import RunFolder
 from oapl.types import Group
@@ -35,6 +37,7 @@ def score_groups(run: RunFolder, sampled: Sequence[SampledGroup], seconds: float
     model, tokenizer, version = newest_policy(run)
     if all(item.round.policy == run.policy(version) for item in sampled):
         raise StoreError(f"policy {version} sampled all of these, and the run ended before it saved a later one")
+    lm = take_apart(model)
     scores = TokenScores(version, [], [])
     end = time.monotonic() + seconds
     for item in sampled:
@@ -42,7 +45,7 @@ def score_groups(run: RunFolder, sampled: Sequence[SampledGroup], seconds: float
             break
         completions = item.group.completions
         scores.pieces.append([token_pieces(tokenizer, completion.token_ids.tolist()) for completion in completions])
-        scores.log_ratios.append(group_log_ratios(model, item.group, item.round.sampling.temperature))
+        scores.log_ratios.append(group_log_ratios(lm, item.group, item.round.sampling.temperature))
     return scores
 
 
@@ -57,7 +60,7 @@ def newest_policy(run: RunFolder) -> tuple[PreTrainedModel, PreTrainedTokenizerB
 
 
 @torch.no_grad()
-def group_log_ratios(model: PreTrainedModel, group: Group, temperature: float) -> list[NDArray[np.float32]]:
+def group_log_ratios(lm: CausalLM, group: Group, temperature: float) -> list[NDArray[np.float32]]:
     """log pi - log pi_sampler of each token of each completion, in nats: f32[T] a completion."""
     num_prompt = len(group.prompt_ids)
     longest = num_prompt + max(len(completion.token_ids) for completion in group.completions)
@@ -69,7 +72,11 @@ def group_log_ratios(model: PreTrainedModel, group: Group, temperature: float) -
         for row, completion in enumerate(part):
             ids = np.concatenate([group.prompt_ids, completion.token_ids])
             ids_BS[row, : len(ids)] = torch.from_numpy(ids)
-        logprobs_BT, _ = next_token_logprobs(model, ids_BS, temperature, first=num_prompt - 1)
+        hidden_BTH = lm.hidden_states(ids_BS[:, :-1], None, None, None)[:, num_prompt - 1 :]
+        targets_BT = ids_BS[:, num_prompt:]
+        logprobs_BT, _ = lm.of_targets(
+            hidden_BTH, targets_BT, torch.ones_like(targets_BT, dtype=torch.bool), temperature
+        )
         for row, completion in enumerate(part):
             ratios.append(logprobs_BT[row, : len(completion.token_ids)].numpy() - completion.logprobs)
     return ratios

@@ -43,13 +43,14 @@ class EmbeddedEngine(Engine):
 
     def __init__(self, config: EngineConfig, attn_implementation: str | None = None) -> None:
         self._config, self._attn_implementation = config, attn_implementation
+        self._tokenizer: PreTrainedTokenizerBase | None = None
 
     def load(self, policy: Path) -> None:
         self.close()  # never two policies at once
         known = self._attn_implementation if self._attn_implementation in ("eager", "sdpa") else None
         self._model = load_model(str(policy), self._config.dtype, self._config.device, known)
-        self._eos = torch.tensor(eos_token_ids(self._model))
-        self._policy = policy
+        self._eos = torch.tensor(eos_token_ids(policy))
+        self._policy, self._tokenizer = policy, None
         self._windows = attention_windows(self._model)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(GROUPED)
@@ -68,7 +69,10 @@ class EmbeddedEngine(Engine):
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
-        stops = StopTexts(load_tokenizer(str(self._policy)), params.stop) if params.stop else None
+        stops = None
+        if params.stop:
+            self._tokenizer = self._tokenizer or load_tokenizer(str(self._policy))
+            stops = StopTexts(self._tokenizer, params.stop)
         rows = [Row(request, index, params, stops) for request in requests for index in range(params.num_generations)]
         waiting, prompts = deque(rows), Prompts(self, requests)
         at_work: list[Row] = []

