@@ -46,6 +46,20 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.25},
     "gpt_neox": {},
     "phi": {},
+    "doge": {},  # its masks are computed, one for each head
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "num_key_value_heads": 4,
+    },  # its values are smaller than its keys
 }
 SLIDING = {"gemma2", "gemma3_text", "mistral"}
 

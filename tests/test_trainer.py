@@ -45,7 +45,7 @@ def sampled_shard(model: Path, *, temperature: float = 1.0, num_prompts: int = 3
 def gradients(trainer: Trainer, shard: Shard, max_tokens: int) -> dict[str, torch.Tensor]:
     """The gradient of one step, before clipping and without taking it."""
     rows = group_rows(shard.groups, trainer.objective)
-    trainer.optimizer.zero_grad()
+    trainer.zero_gradients()
     counts, totals = step_counts(rows, 32), StepTotals()
     trainer.config = trainer.config.model_copy(update={"max_tokens_per_microbatch": max_tokens})
     for micro in micro_batches(rows, max_tokens, trainer.lm.has_plain_cache):
@@ -113,10 +113,10 @@ def test_padding_does_not_change_the_gradient(recipe: Recipe, tiny_model: Path):
     """The step computed row by row, with no padding at all, by the loss's definition."""
     trainer, shard = in_float64(recipe, tiny_model), sampled_shard(tiny_model)
     padded = gradients(trainer, shard, 10**6)
-    trainer.optimizer.zero_grad()
+    trainer.zero_gradients()
     for row in group_rows(shard.groups, trainer.objective):
         ids = torch.tensor([[*row.prompt_ids.tolist(), *row.completion.token_ids.tolist()]])
-        logprobs, _ = next_token_logprobs(trainer.model, ids, 1.0, first=len(row.prompt_ids) - 1)
+        logprobs = next_token_logprobs(trainer.model, ids, 1.0, first=len(row.prompt_ids) - 1)
         sampler = torch.from_numpy(row.completion.logprobs)[None]
         loss, _ = oapl_loss(
             logprobs,
@@ -218,7 +218,7 @@ def test_the_kind_of_attention_is_chosen_by_size_and_does_not_change_the_gradien
     shard, chosen = sampled_shard(tiny_model), []
     trainer = in_float64(recipe, tiny_model)
     want = gradients(trainer, shard, 60)
-    monkeypatch.setattr("oapl.trainer.FEW_SCORES", few_scores)
+    monkeypatch.setattr("oapl.trainer.KEPT_BYTES", few_scores * trainer.bytes_per_score)
     monkeypatch.setattr(trainer, "chooses_attention", True)
     choose = trainer.model.set_attn_implementation
     monkeypatch.setattr(trainer.model, "set_attn_implementation", lambda kind: (chosen.append(kind), choose(kind)))

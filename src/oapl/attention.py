@@ -5,17 +5,19 @@ a third of what Transformers' `eager` keeps. Heads that share keys stand beside 
 values are never repeated.
 
 Shapes: B rows, N query heads, H heads of keys and values, R = N / H query heads a key head, T queries, L keys, D head
-size; S = B * H.
+size, of values perhaps another than of keys; S = B * H.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
 
 from oapl.fused import fuse, sum_type
@@ -35,10 +37,18 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What Transformers asks of an attention: of [B, N, T, D] queries, [B, H, L, D] keys and values and an additive
-    mask [B, 1, T, L], the [B, T, N, D] output."""
+    mask [B, 1, T, L], the [B, T, N, D] output. What adds more than such a mask to the scores goes the usual way."""
+    if not is_plain(attention_mask, kwargs):
+        usual: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return usual
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     output: Tensor = _Attention.apply(query, key, value, attention_mask, scale, is_compiled)  # type: ignore[no-untyped-call]
     return output.transpose(1, 2), None
+
+
+def is_plain(mask: Tensor | None, others: Mapping[str, Any]) -> bool:
+    """Whether the mask is the same for all heads, nothing learnt, and all that is added to the scores."""
+    return others.get("position_bias") is None and (mask is None or (mask.shape[1] == 1 and not mask.requires_grad))
 
 
 class _Attention(torch.autograd.Function):
@@ -60,13 +70,13 @@ class _Attention(torch.autograd.Function):
         output_SQD = torch.bmm(chances_BNTL.view(scores_SQL.shape), value_SLD)
         ctx.save_for_backward(query_SQD, key_SLD, value_SLD, chances_BNTL, output_SQD)
         ctx.scale, ctx.is_compiled, ctx.shapes = scale, is_compiled, (query_BNTD.shape, key_BHLD.shape)
-        return output_SQD.view(query_BNTD.shape)
+        return output_SQD.view(*query_BNTD.shape[:3], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query_SQD, key_SLD, value_SLD, chances_BNTL, output_SQD = ctx.saved_tensors
         of_queries, of_keys = ctx.shapes
-        grad_SQD = grads[0].reshape(query_SQD.shape)
+        grad_SQD = grads[0].reshape(output_SQD.shape)
         chances_SQL = chances_BNTL.view(*query_SQD.shape[:2], -1)
         grad_value_SLD = torch.bmm(chances_SQL.transpose(1, 2), grad_SQD)
         grad_chances_SQL = torch.bmm(grad_SQD, value_SLD.transpose(1, 2))
@@ -78,7 +88,7 @@ class _Attention(torch.autograd.Function):
         return (
             grad_query_SQD.view(of_queries),
             grad_key_SLD.view(of_keys),
-            grad_value_SLD.view(of_keys[:-1] + grad_value_SLD.shape[-1:]),
+            grad_value_SLD.view(*of_keys[:3], -1),
             None,
             None,
             None,

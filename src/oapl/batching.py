@@ -62,10 +62,10 @@ class Batch:
 
     @property
     def num_scores(self) -> int:
-        """Pairs of tokens that attention compares, padding included, for each head: at most those of all prompts with
-        themselves, or of all rows with their prompts and themselves."""
+        """Pairs of tokens that attention compares, padding included, for each head: those of prompts with themselves,
+        and of rows with their prompts and themselves."""
         width = self.prompts.shape[1]
-        return max(self.prompts.numel() * width, self.inputs.numel() * (width + self.inputs.shape[1]))
+        return self.prompts.numel() * width + self.inputs.numel() * (width + self.inputs.shape[1])
 
 
 def group_rows(groups: Sequence[Group], objective: Objective) -> list[Row]:

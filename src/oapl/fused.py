@@ -1,4 +1,4 @@
-"""What the hand-written backward passes, of attention and of the head, share."""
+"""What attention and head with hand-written backward passes share: types of sums, and torch.compile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from functools import cache
 from typing import Any
 
 import torch
+
+RECOMPILE_LIMIT = 32
+"""Ways to be called that a function is compiled for: with and without gradients, one row or more, each type."""
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
@@ -21,4 +24,7 @@ def fuse(function: Callable[..., Any], is_compiled: bool) -> Callable[..., Any]:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
+    fused: Callable[..., Any] = torch.compile(  # type: ignore[call-overload]  # its types lack the limit
+        function, dynamic=True, recompile_limit=RECOMPILE_LIMIT
+    )
+    return fused

@@ -17,9 +17,7 @@ def compute_in_bfloat16(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]
     Each backward pass adds its gradient, in bfloat16, to the float32 ones. Buffers, such as those of rotary
     embeddings, keep their type.
     """
-    masters = {
-        name: torch.nn.Parameter(parameter.detach().clone()) for name, parameter in trained_parameters(model).items()
-    }
+    masters = {name: torch.nn.Parameter(parameter.detach()) for name, parameter in trained_parameters(model).items()}
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     for name, parameter in trained_parameters(model).items():
@@ -35,8 +33,7 @@ class _Gather:
 
     def __call__(self, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
-        if self._master.grad is None:
-            self._master.grad = torch.zeros_like(self._master)
+        assert self._master.grad is not None, "Trainer.zero_gradients makes them"
         total, part = self._master.grad.view(-1), parameter.grad.reshape(-1)
         for start in range(0, len(total), PIECE):
             total[start : start + PIECE] += part[start : start + PIECE]

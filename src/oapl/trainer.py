@@ -24,8 +24,8 @@ from oapl.pieces import backward_in_pieces
 from oapl.precision import compute_in_bfloat16
 from oapl.types import Shard
 
-FEW_SCORES = 2**20
-"""Pairs of tokens of a micro-batch, for each attention head, whose chances attention on a CPU may keep."""
+KEPT_BYTES = 2**29
+"""Of a micro-batch's pairs of tokens, what attention on a CPU may keep for the backward pass, all layers together."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -41,6 +41,7 @@ class Trainer:
             and recipe.model.attn_implementation is None
             and self.model.config._attn_implementation == "sdpa"
         )
+        self.lm = take_apart(self.model, compile_head=self.config.torch_compile)
         self.tokenizer = load_tokenizer(source)
         if recipe.model.use_peft:
             add_lora(self.model, recipe.model)
@@ -52,7 +53,8 @@ class Trainer:
             checkpoint_layers(self.model)
         if self.config.torch_compile:
             compile_parts(self.model)
-        self.lm = take_apart(self.model, compile_head=self.config.torch_compile)
+        sizes = self.model.config.get_text_config(decoder=True)
+        self.bytes_per_score = sizes.num_hidden_layers * sizes.num_attention_heads * self.model.dtype.itemsize
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
         """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
@@ -121,7 +123,8 @@ class Trainer:
         batch = collate(rows, self.config.device, share_prompts=self.keeps_states and not is_long)
         if self.chooses_attention:
             kept = KEPT_COMPILED if self.config.torch_compile else KEPT
-            self.model.set_attn_implementation(kept if batch.num_scores <= FEW_SCORES else "sdpa")
+            is_small = batch.num_scores * self.bytes_per_score <= KEPT_BYTES
+            self.model.set_attn_implementation(kept if is_small else "sdpa")
         scalars: dict[str, Tensor] = {}
 
         def loss_of(logprobs: Tensor) -> Tensor:

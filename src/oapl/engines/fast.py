@@ -13,6 +13,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from oapl.attention import is_plain
+
 GROUPED = "oapl_grouped"
 
 
@@ -49,9 +51,9 @@ def grouped_attention(
     """Attention of one token a row, [B, N, 1, D], to the keys and values of its row, [B, H, L, D].
 
     The R query heads of a key head stand as R queries before it, so that keys and values are read once and never
-    repeated in memory. Prompts, with their many tokens, go the usual way.
+    repeated in memory. Prompts, with their many tokens, go the usual way, and so does what adds more than a mask.
     """
-    if query.shape[2] != 1:
+    if query.shape[2] != 1 or not is_plain(attention_mask, kwargs):
         made: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return made
     num_rows, num_heads, _, head_size = query.shape
