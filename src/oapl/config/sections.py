@@ -15,6 +15,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 VLLM_TEMPERATURE = 0.01
+"""What vLLM raises lower ones to."""
 SaysNone = BeforeValidator(lambda value: "none" if value is None else value)
 """For a setting with a choice called "none", which the command line would read as None."""
 
