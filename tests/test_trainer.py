@@ -226,9 +226,14 @@ def test_the_kind_of_attention_is_chosen_by_size_and_does_not_change_the_gradien
     assert set(chosen) == {0: {"sdpa"}, 800: {"sdpa", KEPT}, 10**6: {KEPT}}[few_scores]
 
 
-def test_attention_is_chosen_unless_the_recipe_says(write_recipe, tiny_model: Path):
+def test_attention_is_chosen_in_bfloat16_unless_the_recipe_says(write_recipe, tiny_model: Path):
     chooses = [
-        Trainer(load_recipe(write_recipe(model=model)), str(tiny_model)).chooses_attention
-        for model in ({}, {"attn_implementation": "sdpa"}, {"attn_implementation": "eager"})
+        Trainer(load_recipe(write_recipe(model=model, trainer={"bf16": bf16})), str(tiny_model)).chooses_attention
+        for bf16, model in (
+            (True, {}),
+            (True, {"attn_implementation": "sdpa"}),
+            (True, {"attn_implementation": "eager"}),
+            (False, {}),
+        )
     ]
-    assert chooses == [True, False, False]
+    assert chooses == [True, False, False, False]

@@ -37,7 +37,8 @@ class Trainer:
         torch.manual_seed(recipe.seed)
         self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
         self.chooses_attention = (
-            self.config.device == "cpu"
+            self.config.bf16
+            and self.config.device == "cpu"
             and recipe.model.attn_implementation is None
             and self.model.config._attn_implementation == "sdpa"
         )
