@@ -191,11 +191,13 @@ def test_a_cap_on_the_scores_of_attention_holds_by_default(tmp_path: Path):
     config = AutoConfig.for_model("gemma2", **{**SIZES, **ARCHITECTURES["gemma2"], "attn_logit_softcapping": 0.5})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     ids = torch.arange(3, 23)[None]
-    by_default, capped, uncapped = (
-        load_model(str(tmp_path), "float32", "cpu", kind)(ids).logits for kind in (None, "eager", "sdpa")
-    )
+    by_default, capped, model = (load_model(str(tmp_path), "float32", "cpu", kind) for kind in (None, "eager", "eager"))
+    model.set_attn_implementation("sdpa")
+    by_default, capped, uncapped = (made(ids).logits for made in (by_default, capped, model))
     assert torch.equal(by_default, capped)
     assert (capped - uncapped).abs().max() > 1e-2
+    with pytest.raises(ModelError, match=r"attn_implementation = 'sdpa' leaves out the cap .* Gemma2ForCausalLM has"):
+        load_model(str(tmp_path), "float32", "cpu", "sdpa")
 
 
 def test_logits_that_are_changed_in_an_unknown_way_are_refused():

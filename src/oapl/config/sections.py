@@ -303,7 +303,11 @@ class EngineConfig(Section):
         if self.kind != "vllm":
             of_vllm = ("max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
             for key, value in self.changed(*of_vllm).items():
-                raise ValueError(f'{key} = {value} is vLLM\'s: it needs `kind = "vllm"`')
+                default = type(self).model_fields[key].default
+                raise ValueError(
+                    f'{key} = {value} is vLLM\'s: it needs `kind = "vllm"`. Leave it out'
+                    + ("" if default is None else f", or set it to {default}")
+                )
         elif ":" in self.device:
             raise ValueError(
                 f"device = {self.device!r}: vLLM takes the first devices it sees. Give `cuda`, and set "

@@ -80,7 +80,7 @@ class VLLMEngine(Engine):
             )
             for request, index in rows
         ]
-        outputs = self._llm.generate(prompts(request.prompt_ids for request, _ in rows), sampling, use_tqdm=False)
+        outputs = self._run(prompts(request.prompt_ids for request, _ in rows), sampling)
         made = iter(completion(output.outputs[0]) for output in outputs)
         return [[next(made) for _ in range(params.num_generations)] for _ in requests]
 
@@ -88,7 +88,7 @@ class VLLMEngine(Engine):
         import vllm
 
         sampling = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outputs = self._llm.generate(prompts(sequences), sampling, use_tqdm=False)
+        outputs = self._run(prompts(sequences), sampling)
         return [
             [
                 float(given[token].logprob)
@@ -96,6 +96,16 @@ class VLLMEngine(Engine):
             ]
             for output in outputs
         ]
+
+    def _run(self, prompts: list[dict[str, list[int]]], sampling: Any) -> Any:
+        """Raises EngineError where vLLM fails, as it does for sizes that it has no kernels for."""
+        try:
+            return self._llm.generate(prompts, sampling, use_tqdm=False)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            raise EngineError(
+                f"vLLM fails with this model: {error}. Where it is a limit of vLLM on {self._config.device!r}, use "
+                f"engine.kind = 'embedded'."
+            ) from error
 
 
 def start(config: EngineConfig, policy: Path) -> Any:
