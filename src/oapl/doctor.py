@@ -12,7 +12,7 @@ from rich.table import Table
 
 from oapl.config import EngineConfig
 from oapl.engines.embedded import EmbeddedEngine
-from oapl.installation import installed_version, vllm_package
+from oapl.installation import vllm_package
 from oapl.model import load_model, next_token_logprobs, resolve
 from oapl.opening import environment
 from oapl.types import Request, SamplingParams
@@ -31,12 +31,12 @@ def examine(name_or_path: str, console: Console) -> bool:
     )
     table.add_row("torch threads", str(torch.get_num_threads()))
     table.add_row("cuda", torch.cuda.get_device_name() if torch.cuda.is_available() else "not available")
-    package = vllm_package()
-    table.add_row("vllm", f"{package} {installed_version(package)}" if package else "not installed")
+    if vllm_package() is None:
+        table.add_row("vllm", "not installed")
     console.print(table)
     gap = largest_gap(name_or_path)
     console.print(
-        f"{name_or_path}: engine and trainer differ by at most {gap:.1e} nats a token in float32 "
+        f"{name_or_path}: embedded engine and trainer differ by at most {gap:.1e} nats a token in float32 "
         f"({'good' if gap <= TOLERANCE else f'too much: the limit is {TOLERANCE:.0e}'})",
         highlight=False,
     )
