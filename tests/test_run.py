@@ -322,17 +322,16 @@ def test_a_damaged_summary_is_made_again(finished: RunFolder, write_recipe, caps
 def test_a_run_folder_of_another_recipe_is_refused(finished: RunFolder, write_recipe, capsys):
     message = refusal(write_recipe(), finished, capsys, "--loss.beta2", "0.2")
     assert "holds a run with other settings (loss.beta2: 0.1 -> 0.2)" in message
+    assert "Restore the settings to continue it" in message
 
 
-def test_a_run_that_ended_before_anything_was_sampled_takes_mended_settings(
-    write_recipe, run: RunFolder, capsys, tiny_model: Path
-):
-    """Its first policy and checkpoint are made anew, of another model if so asked."""
-    recipe = write_recipe(model={"name_or_path": str(tiny_model)})
+def test_a_folder_in_which_nothing_was_sampled_may_be_removed(write_recipe, run: RunFolder, capsys):
+    """A setting that could not work is mended, and would be refused as another run's."""
+    recipe = write_recipe()
     assert "passes the model's context" in refusal(recipe, run, capsys, "--evaluation.max_completion_length", "1000")
-    assert run.policy_versions() == [0]
-    assert train(recipe, run, "--model.name_or_path", "builtin:countdown") == 0
-    assert 'name_or_path = "builtin:countdown"' in run.config_path.read_text()
+    message = refusal(recipe, run, capsys)
+    assert "(evaluation.max_completion_length: 1000 -> None)" in message
+    assert "Nothing was sampled in it yet: remove the folder, or choose another run_dir." in message
 
 
 def test_cuda_without_a_gpu_is_refused(write_recipe, run: RunFolder, capsys):

@@ -215,10 +215,11 @@ def test_learning_rate_schedule(write_recipe):
 def test_the_kind_of_attention_is_chosen_by_size_and_does_not_change_the_gradient(
     recipe: Recipe, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, few_scores: int
 ):
+    """Two layers of four heads, in float64."""
     shard, chosen = sampled_shard(tiny_model), []
     trainer = in_float64(recipe, tiny_model)
     want = gradients(trainer, shard, 60)
-    monkeypatch.setattr("oapl.trainer.KEPT_BYTES", few_scores * trainer.bytes_per_score)
+    monkeypatch.setattr("oapl.trainer.KEPT_BYTES", few_scores * 2 * 4 * 8)
     monkeypatch.setattr(trainer, "chooses_attention", True)
     choose = trainer.model.set_attn_implementation
     monkeypatch.setattr(trainer.model, "set_attn_implementation", lambda kind: (chosen.append(kind), choose(kind)))

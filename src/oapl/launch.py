@@ -14,7 +14,7 @@ from oapl.config import Recipe
 from oapl.crew import Crew
 from oapl.errors import ConfigError, StoreError
 from oapl.guard import WARNING, beta2_warning
-from oapl.opening import check_not_collapsed, check_same_run, is_outdated, open_run
+from oapl.opening import check_not_collapsed, check_same_run, open_run
 from oapl.processes import stop_on_signal
 from oapl.progress import Progress
 from oapl.results import finish, is_finished, reported, summarize_evaluation, unvalidated
@@ -68,7 +68,7 @@ def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
     from oapl.train_loop import ensure_first_policy
 
     with stoppable(progress) as events:
-        if not run.config_path.exists() or run.policy(0) is None or is_outdated(recipe, run):
+        if not run.config_path.exists() or run.policy(0) is None:
             with run.lock("run"):
                 for note in open_run(recipe, run):
                     progress.note(note)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import GENERATION_CONFIG_NAME
 
 from oapl.config import TaskConfig
 from oapl.errors import EngineError, ModelError
@@ -131,9 +131,9 @@ def _first_line(error: Exception) -> str:
 
 
 def eos_token_ids(policy: Path) -> list[int]:
-    """The tokens that end a completion of a policy's folder. Raises ModelError where it names none."""
+    """The tokens that end a completion, of a policy's folder or a hub name. Raises ModelError where it names none."""
     configs: list[Any] = [AutoConfig.from_pretrained(policy).get_text_config(decoder=True)]
-    if (policy / GENERATION_CONFIG_NAME).exists():
+    with suppress(OSError):  # not every model has one
         configs.insert(0, GenerationConfig.from_pretrained(policy))
     for config in configs:
         ids = getattr(config, "eos_token_id", None)

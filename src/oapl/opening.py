@@ -34,8 +34,6 @@ def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
 def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
     """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
     with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
-        if is_outdated(recipe, run):
-            run.clear()
         check_same_run(recipe, run)
         recorded = recorded_rounds(recipe, run)
         trainer = recipe.trainer
@@ -142,13 +140,6 @@ def check_fits(recipe: Recipe, folder: RoundFolder) -> None:
             raise ConfigError(f"{folder.path} was recorded with {name} = {stored}, the recipe asks for {asked}.")
 
 
-def is_outdated(recipe: Recipe, run: RunFolder) -> bool:
-    """Whether the folder was put ready with other settings, and ended before anything was sampled with them."""
-    if not run.config_path.exists() or run.is_pruned() or not run.is_unused():
-        return False
-    return bool(differences(load_recipe(run.config_path), recipe))
-
-
 def check_same_run(recipe: Recipe, run: RunFolder) -> None:
     """Raises ConfigError where the folder holds a run that this recipe would change, or the rest of one."""
     if run.is_pruned():
@@ -164,10 +155,12 @@ def check_same_run(recipe: Recipe, run: RunFolder) -> None:
         )
     changed = differences(load_recipe(run.config_path), recipe)
     if changed:
-        raise ConfigError(
-            f"{run.path} holds a run with other settings ({'; '.join(changed)}). "
-            f"Restore the settings to continue it, or choose another run_dir for a new run."
+        advice = (
+            "Nothing was sampled in it yet: remove the folder, or choose another run_dir."
+            if run.is_unused()
+            else "Restore the settings to continue it, or choose another run_dir for a new run."
         )
+        raise ConfigError(f"{run.path} holds a run with other settings ({'; '.join(changed)}). {advice}")
 
 
 def environment() -> dict[str, Any]:

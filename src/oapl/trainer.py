@@ -54,8 +54,6 @@ class Trainer:
             checkpoint_layers(self.model)
         if self.config.torch_compile:
             compile_parts(self.model)
-        sizes = self.model.config.get_text_config(decoder=True)
-        self.bytes_per_score = sizes.num_hidden_layers * sizes.num_attention_heads * self.model.dtype.itemsize
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
         """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
@@ -124,7 +122,9 @@ class Trainer:
         batch = collate(rows, self.config.device, share_prompts=self.keeps_states and not is_long)
         if self.chooses_attention:
             kept = KEPT_COMPILED if self.config.torch_compile else KEPT
-            is_small = batch.num_scores * self.bytes_per_score <= KEPT_BYTES
+            sizes = self.model.config.get_text_config(decoder=True)
+            num_scores = batch.num_scores * sizes.num_hidden_layers * sizes.num_attention_heads
+            is_small = num_scores * self.model.dtype.itemsize <= KEPT_BYTES
             self.model.set_attn_implementation(kept if is_small else "sdpa")
         scalars: dict[str, Tensor] = {}
 

@@ -42,8 +42,9 @@ class VLLMEngine(Engine):
         if self._llm is not None:
             try:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
-                self._llm.reset_prefix_cache()  # whose keys and values are of the old weights
-                return
+                if self._llm.reset_prefix_cache():  # whose keys and values are of the old weights
+                    return
+                raise RuntimeError("its prefix cache is in use")
             except Exception as error:  # whatever vLLM raises there, a new start needs none of it
                 print(f"vLLM took no new weights ({error!r}) and is started anew.", file=sys.stderr, flush=True)
                 self.close()

@@ -135,15 +135,14 @@ class RunFolder:
         return RoundFolder(self.path / "rounds" / f"{index:06d}")
 
     def is_unused(self) -> bool:
-        """Whether nothing has been sampled or trained here yet, whatever was put ready for it."""
-        kinds = ("rounds", "evaluations", "validations", "selected")
-        folders = [RoundFolder(path) for kind in kinds for path in self.path.glob(f"{kind}/*")]
-        return max(self.checkpoint_steps(), default=0) == 0 and not any(folder.stored_shards() for folder in folders)
-
-    def clear(self) -> None:
-        """Takes away what was put ready: the first policy and checkpoint, and rounds without shards."""
-        for kind in ("rounds", "evaluations", "checkpoints", "policies"):
-            shutil.rmtree(self.path / kind, ignore_errors=True)
+        """Whether nothing was ever sampled or trained here, whatever was put ready for it."""
+        ready = {"policies": "000000", "checkpoints": "000000", "rounds": "000000", "evaluations": "000000"}
+        folders = [path for kind in ready for path in self.path.glob(f"{kind}/*")]
+        return (
+            all(path.name == ready[path.parent.name] for path in folders)
+            and not any(RoundFolder(path).stored_shards() for path in folders)
+            and not self.metrics_path.exists()
+        )
 
     def round_indices(self) -> list[int]:
         return [index for index in numbered_folders(self.path / "rounds") if self.round(index).is_open()]
