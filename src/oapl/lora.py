@@ -74,8 +74,8 @@ def round_fairly(weight: Tensor, generator: torch.Generator) -> Tensor:
     Nearest rounding would undo most of an adapter: released weights are bfloat16 already, and what LoRA adds to one is
     often less than half the distance to the next.
     """
-    below_first_half = torch.randint(2**16, weight.shape, generator=generator, dtype=torch.int32).to(weight.device)
-    bits = weight.contiguous().view(torch.int32) + below_first_half
+    noise = torch.randint(2**16, weight.shape, generator=generator, dtype=torch.int32).to(weight.device)
+    bits = weight.contiguous().view(torch.int32) + noise
     return (bits & -(2**16)).view(torch.float32).to(torch.bfloat16)
 
 

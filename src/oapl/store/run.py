@@ -136,13 +136,11 @@ class RunFolder:
 
     def is_unused(self) -> bool:
         """Whether nothing was ever sampled or trained here, whatever was put ready for it."""
-        ready = {"policies": "000000", "checkpoints": "000000", "rounds": "000000", "evaluations": "000000"}
-        folders = [path for kind in ready for path in self.path.glob(f"{kind}/*")]
-        return (
-            all(path.name == ready[path.parent.name] for path in folders)
-            and not any(RoundFolder(path).stored_shards() for path in folders)
-            and not self.metrics_path.exists()
-        )
+        kinds = ("policies", "checkpoints", "rounds", "evaluations")
+        folders = [path for kind in kinds for path in self.path.glob(f"{kind}/*")]
+        is_first = all(path.name == "000000" for path in folders)
+        has_shards = any(RoundFolder(path).stored_shards() for path in folders)
+        return is_first and not has_shards and not self.metrics_path.exists()
 
     def round_indices(self) -> list[int]:
         return [index for index in numbered_folders(self.path / "rounds") if self.round(index).is_open()]
