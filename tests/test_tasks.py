@@ -22,9 +22,9 @@ import pytest
 
 from oapl.config import TaskConfig
 from oapl.errors import GradingError, TaskError
+from oapl.grading.worker import FunctionWorker
 from oapl.tasks import Task, make_task
 from oapl.tasks.dataset import checked_rewards
-from oapl.tasks.worker import FunctionWorker
 
 REWARDS = '''\
 """A user's reward functions."""
@@ -211,7 +211,7 @@ def test_ctrl_c_lets_a_call_end(folder: Path, call_patiently: Callable[[str], li
 def test_a_worker_does_not_outlive_its_killed_parent(folder: Path):
     """The parent dies by SIGKILL while its worker hangs in a call."""
     script = (
-        "from oapl.tasks.worker import FunctionWorker\n"
+        "from oapl.grading.worker import FunctionWorker\n"
         "if __name__ == '__main__':\n"
         "    worker = FunctionWorker('my_rewards:behave', 600)\n"
         "    worker.start()\n"

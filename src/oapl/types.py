@@ -94,6 +94,20 @@ class Completion:
             raise ValueError("a completion's log-probs must be finite")
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What grading found of one completion."""
+
+    reward: float
+    """Finite in float32."""
+    answer: str | None = None
+    """What was graded: a boxed answer, a program; None where there was none, or where all of the text counts."""
+    reason: str = ""
+    """Why it earned its reward, for people to read: `equal to 3/4`, `test 2: wrong output`, `no boxed answer`."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """What each reward function alone gave, where several make the reward."""
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """The G completions of one prompt from one policy, whole or not at all.

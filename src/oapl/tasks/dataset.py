@@ -13,7 +13,7 @@ from typing import Any
 
 from oapl.config import DATASET_SUFFIXES, TaskConfig
 from oapl.errors import GradingError, TaskError
-from oapl.tasks.worker import FunctionWorker
+from oapl.grading.worker import FunctionWorker
 from oapl.types import Prompt, Split
 
 LARGEST_REWARD = 3.4e38

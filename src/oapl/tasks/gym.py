@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from oapl.errors import TaskError
+from oapl.grading.worker import FunctionWorker
 from oapl.installation import installed_version
 from oapl.tasks.dataset import checked_rewards
-from oapl.tasks.worker import FunctionWorker
 from oapl.types import Prompt, Split, split_and_index
 
 SEEDS: dict[Split, int] = {"train": 0, "validation": 1_100_003, "evaluation": 1_000_003}
