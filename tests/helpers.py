@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oapl.types import Completion, FailedGroup, Group, PolicyRef, Round, SamplingParams, Shard
+from oapl.types import Completion, FailedGroup, Group, PolicyRef, Round, SamplingParams, Shard, Verdict
 
 
 def make_completion(token_ids: Sequence[int], logprobs: Sequence[float] | None = None, finish_reason: Any = "stop"):
@@ -33,7 +33,7 @@ def make_group(
         prompt_ids=np.array(prompt_ids, np.int32),
         completions=tuple(completions),
         texts=tuple(f"answer {i}" for i in range(len(rewards))),
-        rewards=np.array(rewards, np.float32),
+        verdicts=tuple(Verdict(reward) for reward in rewards),
     )
 
 

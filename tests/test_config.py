@@ -114,7 +114,7 @@ def line_number(text: str, line: str) -> int:
         pytest.param(
             'name = "countdown"',
             'name = "countup"',
-            "task: name = 'countup' is unknown: use countdown, reasoning_gym:<dataset> or dataset",
+            "task: name = 'countup' is unknown: use math, code, dataset, countdown or reasoning_gym",
             id="an unknown task",
         ),
         pytest.param(
@@ -195,10 +195,16 @@ def test_what_a_recipe_must_hold_is_asked_for(write: WriteRecipe):
     ("task", "message"),
     [
         ('name = "dataset"', "dataset is missing"),
-        ('name = "dataset"\ndataset = "x.jsonl"', "reward_func is missing"),
-        ('name = "dataset"\ndataset = "x.jsonl"\nreward_func = "rewards.py"', r"'rewards\.py' must read `module:func"),
-        ('name = "countdown"\ndataset = "x.jsonl"', "need `name = \"dataset\"`, not 'countdown'"),
-        ('name = "dataset"\ndataset = "x.jsonl"\nreward_func = "a:b"\nargs = {c = 1}', "args .* has no use with"),
+        ('name = "dataset"\ndataset = "x.jsonl"', "reward_funcs is missing"),
+        (
+            'name = "dataset"\ndataset = "x.jsonl"\nreward_funcs = "rewards.py"',
+            r"'rewards\.py' must be math, code, `module:func",
+        ),
+        (
+            'name = "countdown"\ndataset = "x.jsonl"',
+            'needs rows of your own: `name = "dataset"`, "math" or "code", not \'countdown\'',
+        ),
+        ('name = "dataset"\ndataset = "x.jsonl"\nreward_funcs = "a:b"\nargs = {c = 1}', "args .* has no use with"),
     ],
 )
 def test_a_task_that_does_not_fit_together_is_refused(write: WriteRecipe, task: str, message: str):
@@ -206,8 +212,8 @@ def test_a_task_that_does_not_fit_together_is_refused(write: WriteRecipe, task: 
         load_recipe(write(RECIPE.replace('name = "countdown"', task)))
 
 
-OWN = 'name = "dataset"\ndataset = "rows.jsonl"\nreward_func = "r:f"\n'
-HUB = 'name = "dataset"\ndataset = "some/name"\nreward_func = "r:f"\neval_dataset = "some/name"\n'
+OWN = 'name = "dataset"\ndataset = "rows.jsonl"\nreward_funcs = "r:f"\n'
+HUB = 'name = "dataset"\ndataset = "some/name"\nreward_funcs = "r:f"\neval_dataset = "some/name"\n'
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ def test_what_is_no_valid_chain_is_rejected(answer: str, numbers: list[int], tar
 
 def test_rewards_are_one_and_zero_in_the_order_of_the_completions():
     prompt = Prompt("train/0", "use 2 3 4 make 24\n", {"numbers": [2, 3, 4], "target": 24})
-    assert Countdown().rewards(prompt, ["2*3=6\n6*4=24", "", "3*4=12\n12*2=24"]) == [1.0, 0.0, 1.0]
+    verdicts = Countdown().grade(prompt, ["2*3=6\n6*4=24", "", "3*4=12\n12*2=24"])
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 1.0]
 
 
 # The problems

@@ -12,6 +12,7 @@ import pytest
 
 from helpers import make_completion, make_group, make_round, make_shard
 from oapl import evaluation
+from oapl.config import TaskConfig
 from oapl.evaluation import (
     Scores,
     best_step,
@@ -181,7 +182,7 @@ def test_scores_are_read_from_a_stored_evaluation(tmp_path: Path):
     long = [make_completion([1, 2, 3], finish_reason="length"), make_completion([1])]
     folder.write_shard(round, 0, make_shard([make_group(0, [0.5, 0.4]), make_group(1, [1.0, 0.5], completions=long)]))
     folder.write_shard(round, 1, make_shard([make_group(2, [0.0, 0.0])], [FailedGroup(3, "train/3", "it raised")]))
-    result = read_scores(folder, success_threshold=0.5)
+    result = read_scores(folder, TaskConfig(name="countdown", success_threshold=0.5))
     assert (result.policy_version, result.step) == (3, 150)
     assert dict(result.num_correct) == {0: 1, 1: 2, 2: 0}
     assert result.num_failed == 1

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def answers_group(position: int) -> Group:
         for i, reason in enumerate(("stop", "stop", "length", "stop"))
     ]
     group = make_group(position, REWARDS, prompt_ids=[3, 8, 4], completions=completions)
-    return Group(**{**vars(group), "texts": ANSWERS, "prompt": f"use 1 2 3 make {position}\n"})
+    return replace(group, texts=ANSWERS, prompt=f"use 1 2 3 make {position}\n")
 
 
 def metrics_line(step: int, sync: int, seed: int) -> dict[str, Any]:

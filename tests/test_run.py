@@ -162,7 +162,7 @@ def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "name": "dataset",
             "dataset": "rows.jsonl",
             "eval_dataset": "rows.jsonl",
-            "reward_func": f"my_rewards:{function}",
+            "reward_funcs": f"my_rewards:{function}",
             **settings,
         }
 

@@ -112,7 +112,7 @@ def test_each_worker_of_a_broken_reward_says_so_and_stores_nothing(
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "use {n} 2 make 3\\n"}}\n' for n in range(1, 10)))
     monkeypatch.syspath_prepend(str(tmp_path))
     rows = str(tmp_path / "rows.jsonl")
-    task = {"name": "dataset", "dataset": rows, "eval_dataset": rows, "reward_func": "broken_reward:reward"}
+    task = {"name": "dataset", "dataset": rows, "eval_dataset": rows, "reward_funcs": "broken_reward:reward"}
     recipe = load_recipe(
         write_recipe(task=task, engine={"max_num_seqs": 4}, evaluation={"num_prompts": 9, "num_generations": 4})
     )

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import flip_a_bit
 from oapl.cli import main
+from oapl.config import TaskConfig
 from oapl.evaluation import read_scores
 from oapl.progress import Progress
 from oapl.store import RunFolder
@@ -107,7 +108,9 @@ def assert_best_is_reported(run: RunFolder) -> None:
     final = run.selected(best)
     assert final.load().policy == run.snapshot(best)
     assert final.load().prompt_ids == tuple(f"evaluation/{i}" for i in range(8))
-    assert summary["final"]["pass_at_k"]["1"][0] == pytest.approx(read_scores(final, 1.0).pass_at(1).mean())
+    assert summary["final"]["pass_at_k"]["1"][0] == pytest.approx(
+        read_scores(final, TaskConfig(name="countdown")).pass_at(1).mean()
+    )
     assert not run.evaluation(3).is_open()  # the last policy is not reported
     evaluated = [path.name for path in (run.path / "selected").glob("*")]
     assert evaluated == ([f"{best:06d}"] if best else [])
@@ -218,7 +221,7 @@ def test_validation_problems_that_cannot_be_sampled_are_told_before_anything_is(
     for name, prompt in (("rows", "use 1 2 make 3\n"), ("long", "1" * 200)):
         Path(f"{name}.jsonl").write_text(f"{json.dumps({'prompt': prompt})}\n" * 2)
     Path("rewards.py").write_text("def one(prompts, completions, **columns):\n    return [1.0] * len(completions)\n")
-    words = "--task.name dataset --task.dataset rows.jsonl --task.reward_func rewards:one"
+    words = "--task.name dataset --task.dataset rows.jsonl --task.reward_funcs rewards:one"
     assert train(recipe, run, *words.split(), "--task.validation_dataset", "long.jsonl") == 1
     assert "prompt validation/0 has 200 tokens" in capsys.readouterr().err
     assert not run.evaluation(0).stored_shards()

@@ -19,7 +19,7 @@ import pytest
 import tomli_w
 
 from oapl.cli import main
-from oapl.config import Recipe, load_recipe
+from oapl.config import Recipe, TaskConfig, load_recipe
 from oapl.errors import ConfigError
 from oapl.evaluation import read_scores
 from oapl.store import RunFolder
@@ -264,7 +264,7 @@ def test_of_a_run_that_has_ended_the_results_stay_and_the_rest_goes(write_study,
     assert main(study_command(path)) == 0
     assert not (run.path / "rounds").exists()
     assert written(run.summary_path) == before
-    assert read_scores(run.evaluation(0), 1.0).num_generations == 4
+    assert read_scores(run.evaluation(0), TaskConfig(name="countdown")).num_generations == 4
 
     capsys.readouterr()
     assert main(["train", str(run.config_path), "--run_dir", str(run.path)]) == 2

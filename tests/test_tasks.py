@@ -24,7 +24,8 @@ from oapl.config import TaskConfig
 from oapl.errors import GradingError, TaskError
 from oapl.grading.worker import FunctionWorker
 from oapl.tasks import Task, make_task
-from oapl.tasks.dataset import checked_rewards
+from oapl.tasks.rewards import checked_rewards
+from oapl.types import Prompt
 
 REWARDS = '''\
 """A user's reward functions."""
@@ -82,7 +83,7 @@ def make(folder: Path) -> Iterator[MakeTask]:
     tasks: list[Task] = []
 
     def make_from(**settings: Any) -> Task:
-        settings = {"name": "dataset", "reward_func": "my_rewards:behave", **settings}
+        settings = {"name": "dataset", "reward_funcs": "my_rewards:behave", **settings}
         tasks.append(make_task(TaskConfig(**settings)))
         return tasks[-1]
 
@@ -101,6 +102,10 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> str:
     return path.name
 
 
+def rewards(task: Task, prompt: Prompt, completions: list[str]) -> list[float]:
+    return [verdict.reward for verdict in task.grade(prompt, completions)]
+
+
 ROWS = [{"prompt": f"question {i}", "answer": f"answer {i}", "weight": i / 2} for i in range(20)]
 
 
@@ -113,14 +118,14 @@ def test_rows_of_a_file_are_prompts_and_their_columns_reach_the_reward_as_lists(
 ):
     train = write(folder / f"train{suffix}", ROWS)
     held_out = write(folder / f"held_out{suffix}", ROWS[:3])
-    task = make(dataset=train, eval_dataset=held_out, reward_func="my_rewards:length")
+    task = make(dataset=train, eval_dataset=held_out, reward_funcs="my_rewards:length")
     assert (task.num_prompts("train"), task.num_prompts("evaluation")) == (20, 3)
     assert task.verifier == f"my_rewards:length/{hashlib.sha256(REWARDS.encode()).hexdigest()[:12]}"
     prompt = task.prompt("train", 3)
     assert (prompt.id, prompt.text) == ("train/3", "question 3")
     assert prompt.columns == {"answer": "answer 3", "weight": 1.5}
     # weight 1.5 where the answer is in it, and 0.25 where the prompt is: any real number is a reward.
-    assert task.rewards(prompt, ["answer 3", "nothing", "question 3: answer 3"]) == [1.5, 0.0, 1.75]
+    assert rewards(task, prompt, ["answer 3", "nothing", "question 3: answer 3"]) == [1.5, 0.0, 1.75]
 
 
 def test_without_a_held_out_file_every_tenth_row_is_held_out(folder: Path, make: MakeTask):
@@ -142,10 +147,10 @@ def test_validation_rows_have_a_file_of_their_own(folder: Path, make: MakeTask):
 
 def test_chat_prompts_give_the_reward_lists_of_messages(folder: Path, make: MakeTask):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
-    task = make(dataset=write_jsonl(folder / "chat.jsonl", [{"prompt": messages}] * 20), reward_func="my_rewards:chat")
+    task = make(dataset=write_jsonl(folder / "chat.jsonl", [{"prompt": messages}] * 20), reward_funcs="my_rewards:chat")
     prompt = task.prompt("train", 0)
     assert prompt.text == messages
-    assert task.rewards(prompt, ["4", "5"]) == [1.0, 0.0]
+    assert rewards(task, prompt, ["4", "5"]) == [1.0, 0.0]
 
 
 # A reward function that misbehaves
@@ -155,7 +160,7 @@ def test_chat_prompts_give_the_reward_lists_of_messages(folder: Path, make: Make
 def misbehave(folder: Path, make: MakeTask) -> Callable[[str], list[float]]:
     """Grades two completions, the first of which tells the function what to do."""
     task = make(dataset=write_jsonl(folder / "rows.jsonl", ROWS), reward_timeout_s=1.0)
-    return lambda word: task.rewards(task.prompt("train", 0), [word, ""])
+    return lambda word: rewards(task, task.prompt("train", 0), [word, ""])
 
 
 def test_a_function_that_raises_is_told_with_its_words_and_its_line(misbehave: Callable[[str], list[float]]):
@@ -244,7 +249,6 @@ def test_a_function_s_odd_results_are_told(misbehave: Callable[[str], list[float
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "f returned None for completion 2: it gave no verdict"),
         (math.nan, "f returned nan for completion 2: not finite"),
         (-math.inf, "f returned -inf for completion 2: not finite"),
         (1e39, r"f returned 1e\+39 for completion 2: not finite in float32"),
@@ -338,7 +342,7 @@ def test_a_file_that_cannot_be_parsed_is_told_with_the_cause(folder: Path, make:
 
 def test_a_prompt_that_is_neither_text_nor_chat_is_told_with_its_row(folder: Path, make: MakeTask):
     task = make(dataset=write_jsonl(folder / "rows.jsonl", [{"prompt": i} for i in range(20)]))
-    with pytest.raises(TaskError, match=r"row 4 of the train prompts: `prompt` must be text or chat messages.*found 5"):
+    with pytest.raises(TaskError, match=r"prompt train/4: the problem must be text or chat messages.*found 5"):
         task.prompt("train", 4)
 
 
@@ -370,7 +374,7 @@ def test_a_reasoning_gym_dataset_rewards_right_answers_and_not_wrong_ones(make_g
     for split in ("train", "validation", "evaluation"):
         prompt = task.prompt(split, 5)
         answer = sum_in(str(prompt.text))
-        right, padded, wrong, empty = task.rewards(prompt, [str(answer), f" {answer}\n", str(answer + 1), ""])
+        right, padded, wrong, empty = rewards(task, prompt, [str(answer), f" {answer}\n", str(answer + 1), ""])
         assert right == padded == 1.0
         assert wrong < 1.0
         assert empty < 1.0
@@ -379,7 +383,7 @@ def test_a_reasoning_gym_dataset_rewards_right_answers_and_not_wrong_ones(make_g
 def test_arguments_that_are_lists_reach_reasoning_gym(make_gym: MakeTask):
     task = make_gym("basic_arithmetic", operators=["+"], min_digits=1, max_digits=1)
     prompt = task.prompt("train", 0)
-    assert len(task.rewards(prompt, ["1", "2"])) == 2
+    assert len(rewards(task, prompt, ["1", "2"])) == 2
 
 
 def test_reasoning_gym_splits_share_no_problem_and_are_the_same_each_time(make_gym: MakeTask):

@@ -20,7 +20,7 @@ from oapl.model import next_token_logprobs
 from oapl.store import RunFolder
 from oapl.train_loop import start_or_resume
 from oapl.trainer import Trainer, scheduled_learning_rate
-from oapl.types import Group, Request, SamplingParams, Shard
+from oapl.types import Group, Request, SamplingParams, Shard, Verdict
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def sampled_shard(model: Path, *, temperature: float = 1.0, num_prompts: int = 3
     asked = [Request(rng.integers(3, 17, size=4 + 3 * i).astype(np.int32), seed + i) for i in range(num_prompts)]
     answers = engine.generate(asked, SamplingParams(temperature, 14, 4))
     groups = tuple(
-        Group(i, f"train/{i}", "", request.prompt_ids, tuple(c), ("",) * 4, rng.random(4).astype(np.float32))
+        Group(i, f"train/{i}", "", request.prompt_ids, tuple(c), ("",) * 4, tuple(map(Verdict, rng.random(4))))
         for i, (request, c) in enumerate(zip(asked, answers, strict=True))
     )
     return Shard(groups, (), 1.0, 0.0, 0.0)

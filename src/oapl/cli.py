@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -13,7 +12,7 @@ from typing import Any
 from pydantic_settings import SettingsError
 
 from oapl import installation
-from oapl.config import Recipe, command_line_source, dump_recipe, load_recipe, nearest_setting
+from oapl.config import BENCHMARKS, Recipe, command_line_source, dump_recipe, load_recipe, nearest_setting
 from oapl.errors import CollapseError, ConfigError, InstallationError, OaplError
 
 STOPPED = 130
@@ -64,9 +63,25 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
 
     evaluate = add_command(commands, "eval", eval_command, "pass@k of a model, or of a run's policy")
     evaluate.add_argument("target", help="a run folder, a model folder, a hub name or builtin:countdown")
-    evaluate.add_argument("recipe", type=Path, nargs="?", help="for a model: the recipe that names the task")
+    evaluate.add_argument("recipe", type=Path, nargs="?", help="for a model: a recipe that names the task")
+    evaluate.add_argument(
+        "--benchmark",
+        action="append",
+        metavar="NAME",
+        help=f"a benchmark's problems, with or without a recipe; may be repeated: {', '.join(BENCHMARKS)}",
+    )
+    evaluate.add_argument(
+        "--data", type=Path, help="a file with the benchmark's rows; alone, of any mathematics problems"
+    )
+    evaluate.add_argument(
+        "--regrade", action="store_true", help="grade what was sampled again, by the task as it is now"
+    )
     evaluate.add_argument("--policy", type=int, help="for a run: the policy's version; the newest by default")
     evaluate.add_argument("--output_dir", type=Path, help="where samples and summary go; in the run by default")
+
+    compare = add_command(commands, "compare", compare_command, "evaluations of the same problems", settings=False)
+    compare.add_argument("folders", type=Path, nargs="+", metavar="EVALUATION", help="folders that `oapl eval` made")
+    compare.add_argument("--output", type=Path, default=Path("comparison"), help="name of the .png and .json to write")
 
     inspect = add_command(commands, "inspect", inspect_command, "what is in a run folder", settings=False)
     inspect.add_argument("run_dir", type=Path)
@@ -172,32 +187,29 @@ def study_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
 def eval_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
     from rich.console import Console
 
-    from oapl import launch
-    from oapl.progress import Progress
-    from oapl.report import scores_table
-    from oapl.store import RunFolder
+    from oapl.assessment import evaluate, find_target
 
-    run = RunFolder(arguments.target)
-    is_run = run.config_path.exists()
-    if not is_run and arguments.recipe is None:
-        raise ConfigError(
-            f"{arguments.target} is not a run folder; to evaluate it as a model, name the recipe of the task: "
-            f"oapl eval {arguments.target} RECIPE."
-        )
-    if is_run and arguments.recipe is not None:
-        raise ConfigError(f"{arguments.target} is a run folder and has its own recipe; leave {arguments.recipe} out.")
-    recipe = load_recipe(run.config_path if is_run else arguments.recipe, overrides)
-    console = Console()
-    with Progress(recipe, console) as progress:
-        if is_run:
-            summary = launch.evaluate_policy(recipe, run, progress, arguments.policy, arguments.output_dir)
-        else:
-            name = re.sub(r"[^\w.-]+", "-", arguments.target).strip("-")
-            output_dir = arguments.output_dir or Path("evaluations") / name
-            summary = launch.evaluate_model(recipe, arguments.target, progress, output_dir)
-    console.print(
-        scores_table(f"{arguments.target}: {summary['num_prompts']} problems", {"pass@k": summary["pass_at_k"]})
+    target = find_target(arguments.target, arguments.policy, arguments.output_dir)
+    evaluate(
+        target,
+        arguments.recipe,
+        arguments.benchmark or [],
+        arguments.data,
+        overrides,
+        Console(),
+        regrade=arguments.regrade,
     )
+    return 0
+
+
+def compare_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
+    from rich.console import Console
+
+    from oapl.comparison import compare
+
+    console = Console()
+    compare(arguments.folders, arguments.output, console)
+    console.print(f"picture: {arguments.output.with_suffix('.png')}", highlight=False)
     return 0
 
 

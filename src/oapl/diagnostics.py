@@ -108,9 +108,14 @@ def shard_metrics(shard: Shard, success_threshold: float) -> dict[str, float]:
         return metrics
     completions = [completion for group in shard.groups for completion in group.completions]
     rewards = torch.tensor([group.rewards.tolist() for group in shard.groups])
+    scores: dict[str, list[float]] = {}
+    for verdict in (verdict for group in shard.groups for verdict in group.verdicts):
+        for name, score in verdict.scores.items():
+            scores.setdefault(f"reward/{name}", []).append(score)
     return {
         "reward": rewards.mean().item(),
         "success": (rewards >= success_threshold).float().mean().item(),
+        **{name: sum(values) / len(values) for name, values in scores.items()},
         "uniform_share": (rewards == rewards[:, :1]).all(-1).float().mean().item(),
         **metrics,
         "completion_length": shard.num_tokens / len(completions),

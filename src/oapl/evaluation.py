@@ -5,6 +5,7 @@ Shapes: Q problems, n samples of each, c of them correct; S seeds of a run, K va
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,9 +14,10 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from oapl.config import TaskConfig
 from oapl.errors import TaskError
 from oapl.store import RoundFolder
-from oapl.types import PolicyRef, Shard
+from oapl.types import Group, PolicyRef, Shard
 
 NUM_RESAMPLES = 10_000
 CHUNK = 1_000
@@ -86,6 +88,9 @@ class Scores:
     """Problems left out since a completion of theirs could not be graded."""
     mean_length: float
     truncated_share: float
+    consensus: Mapping[int, float] | None = None
+    """The chance that the most frequent answer to each problem is right, by its position; None where there are no
+    answers to vote by."""
 
     def ks(self) -> list[int]:
         """The powers of two up to the number of samples."""
@@ -100,19 +105,38 @@ class Scores:
         """pass@1 over the problems at `positions`, from whole numbers: equal results are equal floats."""
         return sum(self.num_correct[position] for position in positions) / (self.num_generations * len(positions))
 
+    def cons_at_n(self) -> Interval | None:
+        """How often the most frequent of all answers to a problem is right."""
+        return None if self.consensus is None else bootstrap_interval(np.array([*self.consensus.values()]))
+
     def pass_at_k(self) -> dict[int, Interval]:
         return {k: bootstrap_interval(self.pass_at(k)) for k in self.ks()}
 
 
-def read_scores(folder: RoundFolder, success_threshold: float) -> Scores:
+def majority(group: Group, success_threshold: float) -> float:
+    """The chance that the most frequent answer is right, where ties are broken by lot. All right answers are one
+    answer, however they are written; wrong ones are told apart by their text without spaces; none does not vote."""
+    right = group.rewards >= success_threshold
+    votes = Counter(
+        None if is_right else "".join(verdict.answer.split())
+        for verdict, is_right in zip(group.verdicts, right.tolist(), strict=True)
+        if verdict.answer is not None
+    )
+    most = max(votes.values(), default=0)
+    winners = [answer for answer, count in votes.items() if count == most]
+    return winners.count(None) / len(winners) if winners else 0.0
+
+
+def read_scores(folder: RoundFolder, task: TaskConfig) -> Scores:
     """The scores of a complete evaluation round. Raises StoreError where a shard is missing or damaged,
     and TaskError where no problem could be graded."""
     round = folder.load()
     shards = [folder.read_shard(number) for number in range(round.num_shards)]
-    return score_shards(shards, round.policy, round.sampling.num_generations, success_threshold)
+    return score_shards(shards, round.policy, round.sampling.num_generations, task)
 
 
-def score_shards(shards: Sequence[Shard], policy: PolicyRef, num_generations: int, success_threshold: float) -> Scores:
+def score_shards(shards: Sequence[Shard], policy: PolicyRef, num_generations: int, task: TaskConfig) -> Scores:
+    threshold = task.success_threshold
     groups = [group for shard in shards for group in shard.groups]
     if not groups:
         first = next(failure for shard in shards for failure in shard.failed)
@@ -122,11 +146,24 @@ def score_shards(shards: Sequence[Shard], policy: PolicyRef, num_generations: in
         policy_version=policy.version,
         step=policy.step,
         num_generations=num_generations,
-        num_correct={group.position: int((group.rewards >= success_threshold).sum()) for group in groups},
+        num_correct={group.position: int((group.rewards >= threshold).sum()) for group in groups},
         num_failed=sum(len(shard.failed) for shard in shards),
         mean_length=float(np.mean([len(completion.token_ids) for completion in completions])),
         truncated_share=float(np.mean([completion.finish_reason == "length" for completion in completions])),
+        consensus={group.position: majority(group, threshold) for group in groups} if "math" in task.rewards else None,
     )
+
+
+def paired_test(differences: NDArray[np.float64], seed: int = 0) -> float:
+    """Two-sided p of the mean difference, [Q] differences paired by problem: the share of sign flips whose mean is at
+    least as far from 0, the observed one among them (Monte Carlo permutation test)."""
+    rng = np.random.default_rng(seed)
+    observed = abs(differences.sum()) - 1e-9  # sums in another order may differ in the last digit
+    as_far = 1
+    for _ in range(NUM_RESAMPLES // CHUNK):
+        signs_RQ = rng.choice((-1.0, 1.0), (CHUNK, len(differences)))
+        as_far += int((np.abs(signs_RQ @ differences) >= observed).sum())
+    return as_far / (NUM_RESAMPLES + 1)
 
 
 def best_step(validation_scores: Mapping[int, float]) -> int:

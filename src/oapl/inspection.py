@@ -138,10 +138,15 @@ def last_groups(run: RunFolder) -> Iterator[Group]:
 
 def print_group(group: Group, console: Console) -> None:
     table = Table(box=SIMPLE, title=f"{group.prompt_id}: {escape(repr(group.prompt))}", title_justify="left")
-    for name in ("reward", "tokens", "log-prob", "completion"):
-        table.add_column(name, justify="left" if name == "completion" else "right")
-    for completion, text, reward in zip(group.completions, group.texts, group.rewards.tolist(), strict=True):
+    has_reasons = any(verdict.reason for verdict in group.verdicts)
+    for name in ("reward", "tokens", "log-prob", "completion", *(["reason"] if has_reasons else [])):
+        table.add_column(name, justify="left" if name in ("completion", "reason") else "right")
+    for completion, text, verdict in zip(group.completions, group.texts, group.verdicts, strict=True):
         table.add_row(
-            f"{reward:g}", str(len(completion.token_ids)), f"{completion.logprobs.sum():.1f}", escape(repr(text))
+            f"{verdict.reward:g}",
+            str(len(completion.token_ids)),
+            f"{completion.logprobs.sum():.1f}",
+            escape(repr(text)),
+            *([escape(verdict.reason)] if has_reasons else []),
         )
     console.print(table)

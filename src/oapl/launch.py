@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from oapl.config import Recipe
 from oapl.crew import Crew
-from oapl.errors import ConfigError, StoreError
+from oapl.errors import StoreError
 from oapl.guard import WARNING, beta2_warning
 from oapl.opening import check_not_collapsed, check_same_run, open_run
 from oapl.processes import stop_on_signal
 from oapl.progress import Progress
-from oapl.results import finish, is_finished, reported, summarize_evaluation, unvalidated
+from oapl.results import finish, is_finished, reported, unvalidated
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import read_json
 from oapl.tracking import make_trackers
@@ -77,40 +76,6 @@ def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
         check_not_collapsed(recipe, run)
         progress.phase("sampling")
         return roles.sample(recipe, run, events, follow=False)
-
-
-def evaluate_policy(
-    recipe: Recipe, run: RunFolder, progress: Progress, version: int | None, output_dir: Path | None
-) -> dict[str, Any]:
-    """Evaluates one of a run's policies, by default the newest; returns its part of a summary."""
-    from oapl import roles
-
-    versions = run.policy_versions()
-    if not versions and run.is_pruned():
-        raise ConfigError(
-            f"{run.path} holds the results of a study's run and no policies. Set the study's keep = 'all'."
-        )
-    if not versions:
-        raise ConfigError(f"{run.path} has no policies yet. Start it with `oapl train RECIPE --run_dir {run.path}`.")
-    if version is not None and version not in versions:
-        raise ConfigError(f"{run.path} has policies {versions}; policy {version} is not among them.")
-    chosen = versions[-1] if version is None else version
-    folder = RoundFolder(output_dir) if output_dir else run.evaluation(chosen)
-    with stoppable(progress) as events:
-        progress.phase(f"evaluating policy {chosen}")
-        roles.evaluate(recipe, run, events, folder=folder, find=partial(run.policy, chosen))
-    return summarize_evaluation(recipe, folder)
-
-
-def evaluate_model(recipe: Recipe, name_or_path: str, progress: Progress, output_dir: Path) -> dict[str, Any]:
-    """Evaluates any model on the recipe's task; returns its part of a summary."""
-    from oapl import roles
-
-    folder = RoundFolder(output_dir)
-    with stoppable(progress) as events:
-        progress.phase(f"evaluating {name_or_path}")
-        roles.evaluate_model(recipe, name_or_path, events, folder)
-    return summarize_evaluation(recipe, folder)
 
 
 @contextmanager

@@ -46,8 +46,7 @@ def unvalidated(recipe: Recipe, run: RunFolder) -> list[int]:
 
 def validation_scores(recipe: Recipe, run: RunFolder) -> dict[int, float]:
     """pass@1 of every snapshot on the validation problems, by step."""
-    threshold = recipe.task.success_threshold
-    scores = {step: read_scores(run.validation(step), threshold) for step in (0, *recipe.snapshot_steps)}
+    scores = {step: read_scores(run.validation(step), recipe.task) for step in (0, *recipe.snapshot_steps)}
     graded = set.intersection(*(set(each.num_correct) for each in scores.values()))  # what failed once counts nowhere
     if not graded:
         raise TaskError("no validation problem was graded for every snapshot, so none of them can be chosen.")
@@ -65,9 +64,8 @@ def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], 
 
 def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:
     """Writes summary.json and the picture from what the run folder holds."""
-    threshold = recipe.task.success_threshold
-    base = read_scores(run.evaluation(0), threshold) if recipe.evaluation.eval_on_start else None
-    final = read_scores(reported(recipe, run)[0], threshold)
+    base = read_scores(run.evaluation(0), recipe.task) if recipe.evaluation.eval_on_start else None
+    final = read_scores(reported(recipe, run)[0], recipe.task)
     metrics = run.metrics()
     summary = {
         **summarize_run(base, final),
@@ -101,7 +99,15 @@ def summarize_selection(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     return {"selection": {"step": best_step(scores), "pass@1": {str(step): score for step, score in scores.items()}}}
 
 
-def summarize_evaluation(recipe: Recipe, folder: RoundFolder) -> dict[str, Any]:
-    summary = summarize(read_scores(folder, recipe.task.success_threshold))
+def summarize_evaluation(recipe: Recipe, folder: RoundFolder, of: Mapping[str, str]) -> dict[str, Any]:
+    """Writes and returns the summary of an evaluation: `of` what, by which settings, and the scores."""
+    round = folder.load()
+    summary = {
+        **of,
+        **summarize(read_scores(folder, recipe.task)),
+        "temperature": round.sampling.temperature,
+        "max_completion_length": round.sampling.max_completion_length,
+        "verifier": round.verifier,
+    }
     write_json(folder.path / "summary.json", summary)
     return summary

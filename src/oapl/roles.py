@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from oapl.config import Recipe
+from oapl.judging import Judge, grade_again
 from oapl.model import resolve
 from oapl.plan import plan_evaluation, plan_round, plan_validation
 from oapl.processes import wait_until
@@ -19,6 +20,7 @@ from oapl.sampler import Sampler, run_sampler
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
 from oapl.store.run import weights_digest
+from oapl.tasks import make_task
 from oapl.train_loop import run_trainer
 from oapl.types import Events, PolicyRef
 
@@ -96,6 +98,15 @@ def evaluate_model(recipe: Recipe, name_or_path: str, events: Events, folder: Ro
     digest = weights_digest(files) if files else name_or_path
     sampler = Sampler(recipe, lambda _: path, events.should_stop, events.on_shard)
     fill_evaluation(sampler, PolicyRef(0, 0, digest), folder, worker=0, num_workers=1)
+
+
+def regrade(recipe: Recipe, events: Events, folder: RoundFolder) -> None:
+    """Grades a complete evaluation again, by the recipe's task as it is now."""
+    task = make_task(recipe.task)
+    try:
+        grade_again(Judge(task), folder, events.should_stop)
+    finally:
+        task.close()
 
 
 def fill_evaluation(sampler: Sampler, policy: PolicyRef, folder: RoundFolder, worker: int, num_workers: int) -> None:

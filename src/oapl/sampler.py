@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from oapl.config import Recipe
 from oapl.engines import make_engine
 from oapl.engines.base import Engine
-from oapl.errors import GradingError, StoreError, TaskError
+from oapl.errors import StoreError, TaskError
+from oapl.judging import MAX_FAILED_IN_A_ROW, NOT_GRADED, Judge
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, training_params
 from oapl.processes import wait_until
@@ -25,20 +26,19 @@ from oapl.tasks import Task, make_task
 from oapl.types import (
     Completion,
     FailedGroup,
-    Group,
     PolicyRef,
     Prompt,
     Request,
     Round,
+    SampledGroup,
     SamplingParams,
     Shard,
     Split,
     split_and_index,
 )
 
-MAX_FAILED_IN_A_ROW = 8
-"""So many ungraded groups without one success between them mean that grading itself is broken."""
-
+MAX_CHECKED = 4096
+"""Rows of a split that are looked at before anything is sampled."""
 ShardEvent = Mapping[str, Any]
 
 
@@ -55,17 +55,16 @@ class Sampler:
         self.recipe, self.should_stop = recipe, should_stop
         self._locate, self._on_shard = locate, on_shard
         self.task: Task = make_task(recipe.task)
+        self._judge = Judge(self.task)
         self.engine: Engine = make_engine(recipe.engine, recipe.model.attn_implementation)
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
         self._mismatch = 0.0
-        self._failed_in_a_row = 0
 
     def hold(self, policy: PolicyRef) -> None:
         """Makes sure that the engine holds this policy: files verified, loaded, and its probe scored."""
         if policy == self._loaded:
             return
-        self.task.start()
         path = self._locate(policy)
         probe = probe_sequences(path) if (path / PROBE).exists() else []
         is_swap = self._loaded is not None and self._loaded.digest != policy.digest
@@ -111,20 +110,22 @@ class Sampler:
         own_prompts = sum(len(round.positions(number)) for block in blocks for number in block)
         patience = min(MAX_FAILED_IN_A_ROW, own_prompts)
         made: dict[int, Shard] = {}
+        drafts: list[int] = []
         for block in blocks:
+            drafts.append(block.start)
             missing = [number for number in block if not folder.has_shard(number)]
-            if not missing:
-                continue
-            if self.should_stop():
+            if missing and self.should_stop():
                 return
-            self.hold(round.policy)
-            for number, shard in zip(missing, self.make_shards(round, block, missing, patience), strict=True):
+            for number, shard in zip(missing, self.make_shards(folder, round, block, missing, patience), strict=True):
                 made[number] = shard
-                if self._failed_in_a_row < shard.num_prompts:
+                if self._judge.failed_in_a_row < shard.num_prompts:
                     self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
                 if self.should_stop():
                     return
+            if not made:
+                self._remove(folder, drafts)
         self._store(folder, round, made)
+        self._remove(folder, drafts)
         if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
             folder.seal(round)
 
@@ -145,6 +146,11 @@ class Sampler:
                 }
             )
 
+    def _remove(self, folder: RoundFolder, drafts: list[int]) -> None:
+        """Removes drafts whose shards are all stored; `drafts` is then empty."""
+        while drafts:
+            folder.remove_draft(drafts.pop())
+
     def _blocks(self, round: Round) -> list[range]:
         """The shards that are sampled together: as many as fit in the engine, and at most a quarter of the round, so
         that training may start and workers share. A block is sampled whole even where some of it is stored already,
@@ -153,42 +159,44 @@ class Sampler:
         size = min(max(1, self.recipe.engine.max_num_seqs // rows_per_shard), -(-round.num_shards // 4))
         return [range(start, min(start + size, round.num_shards)) for start in range(0, round.num_shards, size)]
 
-    def make_shards(self, round: Round, block: Sequence[int], missing: Sequence[int], patience: int) -> Iterator[Shard]:
-        """Samples a block of shards at once, and grades those of it that are missing. Raises TaskError where `patience`
-        groups in a row could not be graded: better to end with nothing stored than to go on without rewards."""
+    def make_shards(
+        self, folder: RoundFolder, round: Round, block: range, missing: Sequence[int], patience: int
+    ) -> Iterator[Shard]:
+        """Samples a block of shards at once, and grades those of it that are missing. What was sampled is kept until
+        it is graded, so that nothing is sampled twice, however long grading takes and whatever ends it."""
+        if not missing:
+            return
+        self.task.start()
+        draft = folder.read_draft(block.start)
+        asked = {position for number in missing for position in round.positions(number)}
+        if draft is None or not asked <= {waiting.position for waiting in draft.failed}:  # of a smaller block
+            draft = self.sample_block(round, block)
+            folder.write_draft(round, block.start, draft)
+        for number in missing:
+            start = time.monotonic()
+            part = [failed for failed in draft.failed if failed.position in round.positions(number)]
+            groups, failed = self._judge.grade(part, patience)
+            grading_s = time.monotonic() - start
+            yield Shard(groups, failed, draft.sampling_s / len(block) + grading_s, grading_s, draft.mismatch)
+
+    def sample_block(self, round: Round, block: range) -> Shard:
+        """A shard of groups that all await their grading, or have failed before it."""
+        self.hold(round.policy)
         start = time.monotonic()
-        requests: dict[int, tuple[Prompt, Request]] = {}
-        unasked: dict[int, FailedGroup] = {}
+        requests: dict[int, Request] = {}
+        failed: dict[int, FailedGroup] = {}
         for position in (position for number in block for position in round.positions(number)):
             prompt = self.task.prompt(*split_and_index(round.prompt_ids[position]))
             try:
-                requests[position] = prompt, self._request(round, position, prompt)
+                requests[position] = self._request(round, position, prompt)
             except TaskError as error:  # of an endless task, whose prompts cannot all be checked beforehand
-                unasked[position] = FailedGroup(position, prompt.id, str(error))
-        answers = self.engine.generate([request for _, request in requests.values()], round.sampling)
-        completions = dict(zip(requests, answers, strict=True))
-        generation_s = (time.monotonic() - start) / len(missing)
-        for number in missing:
-            grading = time.monotonic()
-            groups, failed = [], [unasked[p] for p in round.positions(number) if p in unasked]
-            for position in (position for position in round.positions(number) if position in requests):
-                prompt, request = requests[position]
-                try:
-                    groups.append(self._grade(position, prompt, request, completions[position]))
-                    self._failed_in_a_row = 0
-                except GradingError as error:
-                    failed.append(FailedGroup(position, prompt.id, str(error)))
-                    self._note_failure(patience, failed[-1])
-            grading_s = time.monotonic() - grading
-            yield Shard(tuple(groups), tuple(failed), generation_s + grading_s, grading_s, self._mismatch)
-
-    def _note_failure(self, patience: int, failed: FailedGroup) -> None:
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row >= patience:
-            raise TaskError(
-                f"{self._failed_in_a_row} groups in a row could not be graded, the last ({failed.prompt_id}) because "
-                f"{failed.cause}. Mend it and run the same command again."
-            )
+                failed[position] = FailedGroup(position, prompt.id, str(error))
+        answers = self.engine.generate(list(requests.values()), round.sampling)
+        for (position, request), completions in zip(requests.items(), answers, strict=True):
+            sampled = self._sampled_group(position, round.prompt_ids[position], request, completions)
+            failed[position] = FailedGroup(position, sampled.prompt_id, NOT_GRADED, sampled)
+        ordered = tuple(failed[position] for position in sorted(failed))
+        return Shard((), ordered, time.monotonic() - start, 0.0, self._mismatch)
 
     def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
         """Raises TaskError where the prompt is empty or leaves no room for its completion."""
@@ -197,18 +205,17 @@ class Sampler:
         check_length(prompt, len(prompt_ids), round.sampling, self.engine.context_length)
         return Request(np.array(prompt_ids, np.int32), derive_seed(round.seed, position))
 
-    def _grade(self, position: int, prompt: Prompt, request: Request, completions: Sequence[Completion]) -> Group:
+    def _sampled_group(
+        self, position: int, prompt_id: str, request: Request, completions: Sequence[Completion]
+    ) -> SampledGroup:
         assert self._tokenizer is not None
-        texts = tuple(self._tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions)
-        rewards = np.array(self.task.rewards(prompt, texts), np.float32)
-        return Group(
+        return SampledGroup(
             position=position,
-            prompt_id=prompt.id,
+            prompt_id=prompt_id,
             prompt=self._tokenizer.decode(request.prompt_ids),
             prompt_ids=request.prompt_ids,
             completions=tuple(completions),
-            texts=texts,
-            rewards=rewards,
+            texts=tuple(self._tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions),
         )
 
     def close(self) -> None:
@@ -232,7 +239,7 @@ def check_length(prompt: Prompt, num_tokens: int, sampling: SamplingParams, cont
 def check_prompts(
     recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 32
 ) -> None:
-    """Fails early on prompts that could not be sampled: every one of your own, some of a generated task."""
+    """Fails early on prompts that could not be sampled: those of your own rows, some of a generated task."""
     training, scoring = training_params(recipe), scoring_params(recipe, recipe.evaluation.num_generations)
     splits: list[tuple[Split, SamplingParams]] = [("train", training), ("evaluation", scoring)]
     if recipe.selection is not None:
@@ -240,10 +247,9 @@ def check_prompts(
     for split, sampling in splits:
         count = task.num_prompts(split)
         start = recipe.seed * SEED_STRIDE if count is None and split == "train" else 0
-        checked = (
-            count if count is not None and recipe.task.name == "dataset" else min(num_checked, count or num_checked)
-        )
-        for index in range(start, start + checked):
+        checked = MAX_CHECKED if recipe.task.dataset is not None else num_checked
+        every = max(1, -(-count // checked)) if count is not None else 1  # of very many rows some, over all of them
+        for index in range(start, start + (count or checked), every):
             prompt = task.prompt(split, index)
             prompt_ids = encode_prompt(tokenizer, prompt.text, recipe.task)
             check_known(prompt, prompt_ids, tokenizer)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oapl.causal_lm import CausalLM, take_apart
 from oapl.errors import StoreError
 from oapl.model import load_model, load_tokenizer
-from oapl.report.completions import SampledGroup, TokenScores
+from oapl.report.completions import ShownGroup, TokenScores
 from oapl.store import RunFolder
 from oapl.types import Group
 
@@ -29,7 +29,7 @@ REPLACEMENT = "\ufffd"
 """What a part of a character decodes to."""
 
 
-def score_groups(run: RunFolder, sampled: Sequence[SampledGroup], seconds: float = MAX_SECONDS) -> TokenScores:
+def score_groups(run: RunFolder, sampled: Sequence[ShownGroup], seconds: float = MAX_SECONDS) -> TokenScores:
     """Scores as many of the groups, in order, as `seconds` allow, but at least the first.
 
     With the run's newest policy, on the CPU. Raises StoreError or ModelError where that cannot be.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -109,12 +110,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """The G completions of one prompt from one policy, whole or not at all.
-
-    Example: `Group(position=3, prompt_id="train/3", prompt="2+2=", prompt_ids=[5, 9], completions=(c0, …, c7),
-    texts=("4", …), rewards=[1, 0, …])`: `texts[i]` is what `completions[i]` reads and `rewards[i]` what it earned.
-    """
+class SampledGroup:
+    """The G completions of one prompt from one policy, as they were sampled."""
 
     position: int
     """The prompt's place in its round's list of prompts."""
@@ -125,17 +122,36 @@ class Group:
     """i32[P]"""
     completions: tuple[Completion, ...]
     texts: tuple[str, ...]
-    """The completions decoded, special tokens left out: what was graded, and what people read."""
-    rewards: NDArray[np.float32]
-    """f32[G]"""
+    """The completions decoded, special tokens left out: what is graded, and what people read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group(SampledGroup):
+    """A group that was graded, whole or not at all.
+
+    Example: `Group(position=3, prompt_id="train/3", prompt="2+2=", prompt_ids=[5, 9], completions=(c0, …, c7),
+    texts=("4", …), verdicts=(Verdict(1.0), …))`: `texts[i]` is what `completions[i]` reads and `verdicts[i]` what it
+    earned.
+    """
+
+    verdicts: tuple[Verdict, ...]
 
     def __post_init__(self) -> None:
-        if self.rewards.shape != (len(self.completions),):
+        if len(self.verdicts) != len(self.completions):
             raise ValueError(
-                f"group {self.prompt_id}: {len(self.completions)} completions and rewards of shape {self.rewards.shape}"
+                f"group {self.prompt_id}: {len(self.completions)} completions and {len(self.verdicts)} verdicts"
             )
         if not np.isfinite(self.rewards).all():
             raise ValueError(f"group {self.prompt_id}: rewards must be finite, got {self.rewards.tolist()}")
+
+    @cached_property
+    def rewards(self) -> NDArray[np.float32]:
+        """f32[G]"""
+        return np.array([verdict.reward for verdict in self.verdicts], np.float32)
+
+    @classmethod
+    def of(cls, sampled: SampledGroup, verdicts: Sequence[Verdict]) -> Group:
+        return cls(**{f.name: getattr(sampled, f.name) for f in fields(SampledGroup)}, verdicts=tuple(verdicts))
 
 
 @dataclass(frozen=True)
@@ -145,6 +161,8 @@ class FailedGroup:
     position: int
     prompt_id: str
     cause: str
+    sampled: SampledGroup | None = None
+    """What could not be graded, to be graded again; None where nothing could be sampled."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +179,10 @@ class Round:
     """Shard s holds the groups of the next this many prompts after those of shard s - 1: one optimizer step."""
     verifier: str
     """Name and version of what gives the rewards."""
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompt_ids)
 
     @property
     def num_shards(self) -> int:

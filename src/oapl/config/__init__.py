@@ -3,9 +3,11 @@
 This package imports nothing heavy, so help and checks are instant.
 """
 
+from oapl.config.benchmarks import BENCHMARKS, Benchmark, find_benchmark
 from oapl.config.messages import nearest_setting, sections_of, setting_names
 from oapl.config.recipe import (
     all_differences,
+    build_recipe,
     command_line_source,
     differences,
     dump_recipe,
@@ -28,10 +30,13 @@ from oapl.config.sections import (
     TaskConfig,
     TrackingConfig,
     TrainerConfig,
+    rows_of,
 )
 
 __all__ = [
+    "BENCHMARKS",
     "DATASET_SUFFIXES",
+    "Benchmark",
     "EngineConfig",
     "GRPOConfig",
     "GRPOPlusConfig",
@@ -44,15 +49,18 @@ __all__ = [
     "TrackingConfig",
     "TrainerConfig",
     "all_differences",
+    "build_recipe",
     "command_line_source",
     "differences",
     "dump_recipe",
+    "find_benchmark",
     "flatten",
     "load_recipe",
     "may_change",
     "merge",
     "nearest_setting",
     "read_toml",
+    "rows_of",
     "sections_of",
     "setting_names",
 ]

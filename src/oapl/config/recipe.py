@@ -30,6 +30,7 @@ MAY_CHANGE = (
     "trainer.save_",
     "trainer.on_collapse",
     "task.reward_timeout_s",
+    "task.num_workers",
     "evaluation.num_workers",
 )
 """How the settings begin that a resumed run may change: where, how fast and how long it runs, not what it does."""
@@ -38,13 +39,18 @@ MAY_CHANGE = (
 def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Reads a TOML recipe, with `overrides` (nested like the recipe) on top. Raises ConfigError."""
     values, text = read_toml(path, "recipe")
-    merged = merge(values, overrides or {})
+    return build_recipe(values, path, text, overrides or {})
+
+
+def build_recipe(
+    values: Mapping[str, Any], source: Path, text: str = "", overrides: Mapping[str, Any] | None = None
+) -> Recipe:
+    """A recipe from nested settings, whose `source` and its text errors speak of. Raises ConfigError."""
+    given = overrides or {}
     try:
-        return Recipe(**merged)
+        return Recipe(**merge(values, given))
     except ValidationError as error:
-        raise ConfigError(
-            "\n".join(explain(problem, path, text, overrides or {}) for problem in error.errors())
-        ) from error
+        raise ConfigError("\n".join(explain(problem, source, text, given) for problem in error.errors())) from error
 
 
 def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:

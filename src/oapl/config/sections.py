@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from oapl.config.benchmarks import find_benchmark
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 VLLM_TEMPERATURE = 0.01
@@ -44,19 +47,36 @@ class ModelConfig(Section):
     )
 
 
+BUILTIN_REWARDS = ("math", "code")
+"""Rewards that ship with this package."""
 DATASET_SUFFIXES = (".jsonl", ".json", ".parquet")
 """How the name of a dataset ends that is a file; any other is one on the hub."""
 
 
 def rows_of(dataset: str | None, split: str) -> tuple[str, ...] | None:
-    """What tells two sets of rows apart: a file's path, or a name and a split on the hub."""
+    """What tells two sets of rows apart: a file's path, a benchmark's name, or a name and a split on the hub."""
     if dataset is None:
         return None
-    return (str(Path(dataset).resolve()),) if dataset.endswith(DATASET_SUFFIXES) else (dataset, split)
+    if dataset.endswith(DATASET_SUFFIXES):
+        return (str(Path(dataset).resolve()),)
+    if (benchmark := find_benchmark(dataset)) is not None:
+        return (benchmark.path, *((benchmark.split,) if benchmark.split else ()))
+    return (dataset, split)
+
+
+def as_tuple(value: Any) -> Any:
+    """A single name where a list of them may stand."""
+    return (value,) if isinstance(value, str) and not value.lstrip().startswith("[") else value
+
+
+OwnRows = Literal["dataset", "math", "code"]
+"""Tasks whose problems are rows that the user names."""
 
 
 class TaskConfig(Section):
-    name: str = Field(description="`countdown`, `reasoning_gym:<dataset>`, or `dataset` for your own rows and reward.")
+    name: str = Field(
+        description="`math`, `code`, `dataset` for your own rows and reward, `countdown`, or `reasoning_gym:<dataset>`."
+    )
     args: dict[str, Any] = Field({}, description="Arguments of a generated task, such as `max_numbers`.")
     chat: bool = Field(
         False, description="Give prompts of plain text to the model as a user's message, by its chat template."
@@ -65,36 +85,106 @@ class TaskConfig(Section):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="What the chat template is given besides the messages, such as `enable_thinking`."
     )
-    dataset: str | None = Field(None, description="For `dataset`: a .jsonl or .parquet file, or a name on the hub.")
+    prompt_template: str | None = Field(
+        None,
+        description="For `math` and `code`: the prompt, where `{problem}` stands for the problem; by default it asks "
+        "for a boxed answer, or for a program.",
+    )
+    answer_after: str | None = Field(
+        None,
+        description="For `math` and `code`: only what follows this is graded, as `</think>` where the model's template "
+        "opens the thinking part.",
+    )
+    dataset: str | None = Field(
+        None, description="Training rows: a .jsonl or .parquet file, a name on the hub, or a benchmark's name."
+    )
     split: str = Field("train", description="For a hub dataset: the split to train on.")
-    eval_dataset: str | None = Field(None, description="For `dataset`: the held-out file, or the same hub name.")
+    eval_dataset: str | None = Field(
+        None, description="The held-out rows: a file, the hub name, or a benchmark such as `aime_2025`."
+    )
     eval_split: str = Field("test", description="For a hub dataset: the held-out split.")
+    eval_data_file: str | None = Field(
+        None, description="A file with the rows of the benchmark that `eval_dataset` names, in place of the hub."
+    )
     validation_dataset: str | None = Field(
-        None, description="For `dataset` with a selection: the file, or the hub name, of the validation problems."
+        None, description="With a selection: the file, hub name or benchmark of the validation problems."
     )
     validation_split: str = Field("validation", description="For a hub dataset: the split to choose the weights by.")
-    reward_func: str | None = Field(
-        None, description="For `dataset`: `module:function`, called as `reward(prompts, completions, **columns)`."
+    reward_funcs: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
+        (),
+        description="What gives the reward: `math`, `code`, `module:function`, called as `reward(prompts, completions, "
+        "**columns)`, or `verl:module:compute_score`. By default the task's own grader.",
     )
-    reward_timeout_s: Positive = Field(30.0, description="Seconds a call of the reward function may take.")
+    reward_weights: tuple[Finite, ...] = Field(
+        (), description="One weight a reward function; the reward is their weighted sum. By default 1 each."
+    )
+    reward_timeout_s: Positive = Field(
+        30.0, description="Seconds that a call of a reward function may take, or one answer to `math`."
+    )
+    num_workers: Count = Field(1, description="Answers or programs graded side by side by `math` and `code`.")
+    test_timeout_s: Positive = Field(6.0, description="For `code`: seconds that a program may take for one test.")
+    max_tests: Count | None = Field(
+        None, description="For `code`: only so many tests, those with the longest inputs; DeepCoder uses 15."
+    )
     success_threshold: float = Field(1.0, description="A completion counts as correct from this reward on.")
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        """The reward functions: those asked for, or the task's own."""
+        return self.reward_funcs or ((self.name,) if self.name in BUILTIN_REWARDS else ())
 
     @model_validator(mode="after")
     def _check_source(self) -> TaskConfig:
-        if self.name not in ("countdown", "dataset") and not re.fullmatch(r"reasoning_gym:\w+", self.name):
-            raise ValueError(f"name = {self.name!r} is unknown: use countdown, reasoning_gym:<dataset> or dataset")
-        if self.name == "dataset":
-            for key in ("dataset", "reward_func"):
-                if getattr(self, key) is None:
-                    raise ValueError(f'{key} is missing: `name = "dataset"` needs `dataset` and `reward_func`')
-            if self.args:
-                raise ValueError(f"args = {self.args} has no use with `dataset`; it is for generated tasks")
-        elif self.dataset is not None or self.reward_func is not None or self.validation_dataset is not None:
+        if self.name not in ("countdown", *get_args(OwnRows)) and not re.fullmatch(r"reasoning_gym:\w+", self.name):
             raise ValueError(
-                f'`dataset`, `validation_dataset` and `reward_func` need `name = "dataset"`, not {self.name!r}'
+                f"name = {self.name!r} is unknown: use math, code, dataset, countdown or reasoning_gym:<dataset>"
             )
-        if self.reward_func is not None and not re.fullmatch(r"[\w.]+:\w+", self.reward_func):
-            raise ValueError(f"reward_func = {self.reward_func!r} must read `module:function`")
+        if self.name in get_args(OwnRows):
+            if self.dataset is None:
+                raise ValueError(f"dataset is missing: `name = {self.name!r}` needs the rows to train on")
+            if self.args:
+                raise ValueError(f"args = {self.args} has no use with {self.name!r}; it is for generated tasks")
+        else:
+            of_rows = ("dataset", "eval_dataset", "validation_dataset", "eval_data_file", "reward_funcs")
+            for key, value in self.changed(*of_rows).items():
+                raise ValueError(
+                    f'{key} = {value!r} needs rows of your own: `name = "dataset"`, "math" or "code", not {self.name!r}'
+                )
+        for key, value in self.changed("prompt_template", "answer_after").items():
+            if self.name not in BUILTIN_REWARDS:
+                raise ValueError(f"{key} = {value!r} is for math and code, not for {self.name!r}. Leave it out")
+        if self.prompt_template is not None and "{problem}" not in self.prompt_template:
+            raise ValueError(
+                f"prompt_template = {self.prompt_template!r} has no `{{problem}}`, which stands for the problem"
+            )
+        if self.eval_data_file is not None and (self.eval_dataset is None or find_benchmark(self.eval_dataset) is None):
+            raise ValueError(
+                f"eval_data_file = {self.eval_data_file!r} holds the rows of a benchmark: name it as eval_dataset. "
+                f"Rows that are no benchmark's are named as eval_dataset themselves"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> TaskConfig:
+        if self.name == "dataset" and not self.reward_funcs:
+            raise ValueError(
+                'reward_funcs is missing: `name = "dataset"` needs one, such as `module:function` or `math`'
+            )
+        for function in self.reward_funcs:
+            if function not in BUILTIN_REWARDS and not re.fullmatch(r"(verl:)?[\w.]+:\w+", function):
+                raise ValueError(
+                    f"reward_funcs: {function!r} must be math, code, `module:function` or `verl:module:compute_score`"
+                )
+            if self.reward_funcs.count(function) > 1:
+                raise ValueError(f"reward_funcs names {function!r} twice. Give it once, with its weight")
+        if self.reward_weights and len(self.reward_weights) != len(self.rewards):
+            raise ValueError(
+                f"reward_weights = {list(self.reward_weights)} must have one weight for each of the reward functions "
+                f"{list(self.rewards)}"
+            )
+        for key, value in self.changed("test_timeout_s", "max_tests").items():
+            if "code" not in self.rewards:
+                raise ValueError(f"{key} = {value} is for programs, and `code` is not among the rewards. Leave it out")
         return self
 
     @model_validator(mode="after")
@@ -103,6 +193,7 @@ class TaskConfig(Section):
         for key, rows in (
             ("dataset", rows_of(self.dataset, self.split)),
             ("eval_dataset", rows_of(self.eval_dataset, self.eval_split)),
+            ("eval_data_file", rows_of(self.eval_data_file, "")),
         ):
             if validation is not None and validation == rows:
                 raise ValueError(
@@ -383,7 +474,7 @@ class Recipe(BaseSettings):
                 f"selection.eval_steps = {eval_steps} must divide trainer.num_steps = {num_steps}, so that the last "
                 f"weights are among those to choose from: try {' or '.join(map(str, nearest))}"
             )
-        if self.task.name == "dataset" and self.task.validation_dataset is None:
+        if self.task.name in get_args(OwnRows) and self.task.validation_dataset is None:
             raise ValueError(
                 "selection needs problems of its own to choose by: name them as task.validation_dataset, or leave the "
                 "section out"

@@ -1,6 +1,7 @@
 """What a run shows: `summary.json`, a table and a picture of pass@k, and the page that `oapl report` writes."""
 
 from oapl.report.summary import (
+    evaluation_table,
     format_interval,
     plot_pass_at_k,
     scores_table,
@@ -9,4 +10,12 @@ from oapl.report.summary import (
     summary_table,
 )
 
-__all__ = ["format_interval", "plot_pass_at_k", "scores_table", "summarize", "summarize_run", "summary_table"]
+__all__ = [
+    "evaluation_table",
+    "format_interval",
+    "plot_pass_at_k",
+    "scores_table",
+    "summarize",
+    "summarize_run",
+    "summary_table",
+]

@@ -27,7 +27,7 @@ LEAST_SCALE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class SampledGroup:
+class ShownGroup:
     """A group, and where in the run it comes from."""
 
     round: Round
@@ -50,7 +50,7 @@ class TokenScores:
     """log pi - log pi_sampler of each token, in nats."""
 
 
-Scorer = Callable[[RunFolder, Sequence[SampledGroup]], TokenScores]
+Scorer = Callable[[RunFolder, Sequence[ShownGroup]], TokenScores]
 """Scores groups with the run's newest policy. Raises OaplError where there is none, or it cannot be loaded."""
 
 
@@ -89,7 +89,7 @@ def completions(
 
 def sample_groups(
     run: RunFolder, steps_per_round: int, max_groups: int, last_step: int | None = None
-) -> tuple[list[SampledGroup], int, list[str]]:
+) -> tuple[list[ShownGroup], int, list[str]]:
     """The sample, those to drop first last; of how many groups it is; and what was damaged.
 
     Groups of steps after `last_step`, which no step was trained on, are no part of it.
@@ -117,7 +117,7 @@ def sample_groups(
     chosen = spread(len(shards), min(MAX_SHARDS, max_groups))
     share = -(-max_groups // len(chosen))
     rng = np.random.default_rng(0)
-    columns: list[list[SampledGroup]] = []
+    columns: list[list[ShownGroup]] = []
     for place in chosen:
         index, number = shards[place]
         try:
@@ -126,7 +126,7 @@ def sample_groups(
             notes.append(f"Step {first_step[index] + number} is left out: {error}")
             continue
         picked = rng.permutation(len(groups))[:share]
-        columns.append([SampledGroup(rounds[index], first_step[index] + number, groups[i]) for i in picked])
+        columns.append([ShownGroup(rounds[index], first_step[index] + number, groups[i]) for i in picked])
     deals = [[column[deal] for column in columns if deal < len(column)] for deal in range(share)]
     ordered = [deal[place] for deal in deals for place in ends_first(len(deal))]
     return ordered[:max_groups], num_groups, notes
@@ -145,7 +145,7 @@ def ends_first(count: int) -> list[int]:
     return list(dict.fromkeys([*range(count)[:1], *range(count)[-1:], *between, *range(count)]))
 
 
-def group_record(item: SampledGroup, scores: TokenScores | None, index: int) -> dict[str, Any]:
+def group_record(item: ShownGroup, scores: TokenScores | None, index: int) -> dict[str, Any]:
     group = item.group
     return {
         "round": item.round.index,
@@ -156,7 +156,8 @@ def group_record(item: SampledGroup, scores: TokenScores | None, index: int) -> 
         "sampler": item.round.policy.version,
         "answers": [
             {
-                "reward": round(float(reward), 4),
+                "reward": round(verdict.reward, 4),
+                **({"reason": cut_text(verdict.reason)} if verdict.reason else {}),
                 "finish": completion.finish_reason,
                 "length": len(completion.token_ids),
                 "logprob": round(float(completion.logprobs.sum()), 2),
@@ -166,8 +167,8 @@ def group_record(item: SampledGroup, scores: TokenScores | None, index: int) -> 
                     else {"text": cut_text(text)}
                 ),
             }
-            for i, (completion, text, reward) in enumerate(
-                zip(group.completions, group.texts, group.rewards.tolist(), strict=True)
+            for i, (completion, text, verdict) in enumerate(
+                zip(group.completions, group.texts, group.verdicts, strict=True)
             )
         ],
     }

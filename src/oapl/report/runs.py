@@ -138,7 +138,7 @@ def scores(run: RunFolder, recipe: Recipe, summary: Mapping[str, Any], notes: li
     for name, version in (("base", 0), ("final", recipe.trainer.num_rounds)):
         if run.evaluation(version).is_sealed():
             try:
-                found[name] = summarize(read_scores(run.evaluation(version), recipe.task.success_threshold))
+                found[name] = summarize(read_scores(run.evaluation(version), recipe.task))
             except OaplError as error:
                 notes.append(f"Evaluation {version} is left out: {error}")
     return found

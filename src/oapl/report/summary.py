@@ -24,6 +24,7 @@ def summarize(scores: Scores) -> dict[str, Any]:
         "completion_length": scores.mean_length,
         "truncated_share": scores.truncated_share,
         "pass_at_k": {str(k): list(interval) for k, interval in scores.pass_at_k().items()},
+        **({} if (voted := scores.cons_at_n()) is None else {"cons_at_n": list(voted)}),
     }
 
 
@@ -51,6 +52,31 @@ def scores_table(title: str, columns: Mapping[str, Mapping[str, Interval]]) -> T
         table.add_row(
             k, *(format_interval(intervals[k], signed=name == "difference") for name, intervals in columns.items())
         )
+    return table
+
+
+def evaluation_table(title: str, summary: Mapping[str, Any]) -> Table:
+    """What an evaluation found: pass@k, the vote of all samples, their length, and what may spoil it."""
+    n = summary["num_generations"]
+    table = Table(
+        "",
+        "",
+        box=SIMPLE,
+        show_header=False,
+        title=f"{title}: {summary['num_prompts']} problems, {n} samples each",
+        title_justify="left",
+        caption="95 % intervals over problems",
+        caption_justify="left",
+    )
+    for k, interval in summary["pass_at_k"].items():
+        name = f"pass@1, mean@{n}" if k == "1" else f"pass@{k}"
+        table.add_row(name, format_interval(interval, signed=False))
+    if "cons_at_n" in summary:
+        table.add_row(f"cons@{n}", format_interval(summary["cons_at_n"], signed=False))
+    table.add_row("tokens a sample", f"{summary['completion_length']:.0f}")
+    table.add_row("cut at the limit", f"{100 * summary['truncated_share']:.1f} %")
+    if summary["num_failed"]:
+        table.add_row("could not be graded", f"{summary['num_failed']} problems, left out")
     return table
 
 

@@ -5,7 +5,7 @@ An evaluation is stored the same way: a round whose prompts are held out and tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from oapl.errors import StoreError
 from oapl.store.files import SEAL, digest_bytes, move_aside, read_json, write_bytes, write_json
-from oapl.types import Completion, FailedGroup, Group, PolicyRef, Round, SamplingParams, Shard
+from oapl.types import Completion, FailedGroup, Group, PolicyRef, Round, SampledGroup, SamplingParams, Shard, Verdict
 
 SCHEMA = pa.schema(
     [
@@ -28,6 +28,9 @@ SCHEMA = pa.schema(
         ("prompt", pa.string()),
         ("completion", pa.string()),
         ("reward", pa.float32()),
+        ("answer", pa.string()),
+        ("reason", pa.string()),
+        ("scores", pa.map_(pa.string(), pa.float32())),
         ("finish_reason", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("token_ids", pa.list_(pa.int32())),
@@ -129,24 +132,26 @@ class RoundFolder:
         return sorted(int(path.stem.removeprefix("groups-")) for path in self.path.glob("groups-?????.json"))
 
     def write_shard(self, round: Round, number: int, shard: Shard) -> None:
-        """Stores the groups, then the seal that makes them count."""
-        sink = pa.BufferOutputStream()
-        pq.write_table(shard_table(round, shard), sink, compression="zstd")
-        data = sink.getvalue().to_pybytes()
-        write_bytes(self.parquet_path(number), data)
-        write_json(
-            self.seal_path(number),
-            {
-                "digest": digest_bytes(data),
-                "num_groups": len(shard.groups),
-                "num_completions": shard.num_completions,
-                "num_tokens": shard.num_tokens,
-                "sampling_s": shard.sampling_s,
-                "grading_s": shard.grading_s,
-                "mismatch": shard.mismatch,
-                "failed": [asdict(failed) for failed in shard.failed],
-            },
-        )
+        """Stores the groups, those that could not be graded among them, then the seal that makes them count."""
+        write_shard(self.parquet_path(number), self.seal_path(number), round, shard)
+
+    def write_draft(self, round: Round, first: int, shard: Shard) -> None:
+        """Keeps what was sampled for the shards from `first` on, until they are graded and stored."""
+        write_shard(*self._draft_paths(first), round, shard)
+
+    def read_draft(self, first: int) -> Shard | None:
+        """None where there is no draft, or a damaged one, which is as good as none."""
+        try:
+            return read_shard(*self._draft_paths(first))
+        except StoreError:
+            return None
+
+    def remove_draft(self, first: int) -> None:
+        for path in reversed(self._draft_paths(first)):  # the seal first, without which the other counts for nothing
+            path.unlink(missing_ok=True)
+
+    def _draft_paths(self, first: int) -> tuple[Path, Path]:
+        return self.path / f"draft-{first:05d}.parquet", self.path / f"draft-{first:05d}.json"
 
     def shard_seal(self, number: int) -> dict[str, Any]:
         """What is known of a stored shard without reading its completions."""
@@ -154,23 +159,7 @@ class RoundFolder:
 
     def read_shard(self, number: int) -> Shard:
         """Raises StoreError where the shard is missing or does not match its seal."""
-        seal = self.shard_seal(number)
-        path = self.parquet_path(number)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-        if (found := digest_bytes(data)) != seal["digest"]:
-            raise StoreError(
-                f"{path} does not match its seal: SHA-256 {found[:12]}…, sealed as {seal['digest'][:12]}…. "
-                f"The file was altered or cut short"
-            )
-        groups = tuple(table_groups(pq.read_table(pa.BufferReader(data), use_threads=False)))
-        try:
-            failed = tuple(FailedGroup(**failure) for failure in seal["failed"])
-        except TypeError as error:
-            raise StoreError(f"{self.seal_path(number)} does not describe its failed groups: {error}") from error
-        return Shard(groups, failed, seal["sampling_s"], seal["grading_s"], seal["mismatch"])
+        return read_shard(self.parquet_path(number), self.seal_path(number))
 
     def set_damaged_shard_aside(self, number: int) -> str | None:
         """Moves a stored shard that does not match its seal out of the way; returns why, or None if it is good."""
@@ -179,11 +168,15 @@ class RoundFolder:
         try:
             self.read_shard(number)
         except StoreError as error:
-            for path in (self.seal_path(number), self.parquet_path(number)):
-                if path.exists():
-                    move_aside(path)
+            self.set_shard_aside(number)
             return str(error)
         return None
+
+    def set_shard_aside(self, number: int) -> None:
+        """Moves a shard out of the way, its seal first."""
+        for path in (self.seal_path(number), self.parquet_path(number)):
+            if path.exists():
+                move_aside(path)
 
     def seal(self, round: Round) -> None:
         """Declares the round complete. Every shard must be in."""
@@ -218,7 +211,54 @@ class RoundFolder:
             return False
 
 
-def shard_table(round: Round, shard: Shard) -> pa.Table:
+def write_shard(parquet: Path, seal: Path, round: Round, shard: Shard) -> None:
+    ungraded = [failed.sampled for failed in shard.failed if failed.sampled is not None]
+    groups = sorted([*shard.groups, *ungraded], key=lambda group: group.position)
+    sink = pa.BufferOutputStream()
+    pq.write_table(groups_table(round, groups), sink, compression="zstd")
+    data = sink.getvalue().to_pybytes()
+    write_bytes(parquet, data)
+    write_json(
+        seal,
+        {
+            "digest": digest_bytes(data),
+            "num_groups": len(shard.groups),
+            "num_completions": shard.num_completions,
+            "num_tokens": shard.num_tokens,
+            "sampling_s": shard.sampling_s,
+            "grading_s": shard.grading_s,
+            "mismatch": shard.mismatch,
+            "failed": [
+                {"position": failed.position, "prompt_id": failed.prompt_id, "cause": failed.cause}
+                for failed in shard.failed
+            ],
+        },
+    )
+
+
+def read_shard(parquet: Path, seal_path: Path) -> Shard:
+    """Raises StoreError where a file is missing or does not match its seal."""
+    seal = read_json(seal_path, *SHARD_FACTS)
+    try:
+        data = parquet.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{parquet} cannot be read: {error.strerror}") from error
+    if (found := digest_bytes(data)) != seal["digest"]:
+        raise StoreError(
+            f"{parquet} does not match its seal: SHA-256 {found[:12]}…, sealed as {seal['digest'][:12]}…. "
+            f"The file was altered or cut short"
+        )
+    stored = list(table_groups(pq.read_table(pa.BufferReader(data), use_threads=False)))
+    ungraded = {group.position: group for group in stored if not isinstance(group, Group)}
+    try:
+        failed = tuple(FailedGroup(**failure, sampled=ungraded.get(failure["position"])) for failure in seal["failed"])
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"{seal_path} does not describe its failed groups: {error}") from error
+    graded = tuple(group for group in stored if isinstance(group, Group))
+    return Shard(graded, failed, seal["sampling_s"], seal["grading_s"], seal["mismatch"])
+
+
+def groups_table(round: Round, groups: Sequence[SampledGroup]) -> pa.Table:
     rows = [
         {
             "round": round.index,
@@ -227,7 +267,7 @@ def shard_table(round: Round, shard: Shard) -> pa.Table:
             "index": index,
             "prompt": group.prompt,
             "completion": text,
-            "reward": reward,
+            **verdict_columns(group.verdicts[index] if isinstance(group, Group) else None),
             "finish_reason": completion.finish_reason,
             "prompt_ids": group.prompt_ids,
             "token_ids": completion.token_ids,
@@ -239,24 +279,38 @@ def shard_table(round: Round, shard: Shard) -> pa.Table:
             "seed": round.seed,
             "verifier": round.verifier,
         }
-        for group in shard.groups
-        for index, (completion, text, reward) in enumerate(
-            zip(group.completions, group.texts, group.rewards.tolist(), strict=True)
-        )
+        for group in groups
+        for index, (completion, text) in enumerate(zip(group.completions, group.texts, strict=True))
     ]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def table_groups(table: pa.Table) -> Iterator[Group]:
-    """The groups of a table whose rows are as `shard_table` made them: a prompt's completions in order."""
-    columns = {name: table.column(name).to_pylist() for name in SCHEMA.names if name not in ("token_ids", "logprobs")}
+def verdict_columns(verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
+        return {"reward": None, "answer": None, "reason": None, "scores": None}
+    return {
+        "reward": verdict.reward,
+        "answer": verdict.answer,
+        "reason": verdict.reason,
+        "scores": list(verdict.scores.items()),
+    }
+
+
+def table_groups(table: pa.Table) -> Iterator[SampledGroup]:
+    """The groups of a table whose rows are as `groups_table` made them: a prompt's completions in order. Those without
+    rewards were not graded."""
+    columns: dict[str, list[Any]] = {
+        name: table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows
+        for name in SCHEMA.names  # rounds of earlier versions lack some
+        if name not in ("token_ids", "logprobs")
+    }
     token_ids = list_column(table, "token_ids")
     logprobs = list_column(table, "logprobs")
     start = 0
     for end in range(1, table.num_rows + 1):
         if end < table.num_rows and columns["position"][end] == columns["position"][start]:
             continue
-        yield Group(
+        sampled = SampledGroup(
             position=columns["position"][start],
             prompt_id=columns["prompt_id"][start],
             prompt=columns["prompt"][start],
@@ -265,9 +319,21 @@ def table_groups(table: pa.Table) -> Iterator[Group]:
                 Completion(token_ids[row], logprobs[row], columns["finish_reason"][row]) for row in range(start, end)
             ),
             texts=tuple(columns["completion"][start:end]),
-            rewards=np.array(columns["reward"][start:end], np.float32),
         )
+        if columns["reward"][start] is None:
+            yield sampled
+        else:
+            yield Group.of(sampled, [row_verdict(columns, row) for row in range(start, end)])
         start = end
+
+
+def row_verdict(columns: Mapping[str, list[Any]], row: int) -> Verdict:
+    return Verdict(
+        reward=columns["reward"][row],
+        answer=columns["answer"][row],
+        reason=columns["reason"][row] or "",
+        scores=dict(columns["scores"][row] or ()),
+    )
 
 
 def list_column(table: pa.Table, name: str) -> list[np.ndarray]:

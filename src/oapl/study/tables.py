@@ -54,7 +54,9 @@ def result_row(cell: Cell, run: RunFolder, outcome: Outcome, study_dir: Path) ->
     if run.summary_path.exists():
         row |= summary_columns(read_json(run.summary_path, "final"), cell)
     elif run.evaluation(0).is_sealed():
-        row |= {f"base_pass@{k}": mean for k, mean in means_of(read_scores(run.evaluation(0), threshold(cell))).items()}
+        row |= {
+            f"base_pass@{k}": mean for k, mean in means_of(read_scores(run.evaluation(0), cell.recipe.task)).items()
+        }
     if outcome.step is not None:
         row["step"] = outcome.step
     return row | recent_means(metrics)
@@ -108,10 +110,6 @@ def as_text(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def threshold(cell: Cell) -> float:
-    return cell.recipe.task.success_threshold
-
-
 def setting_row(cells: Sequence[Cell], outcomes: Sequence[Outcome | None], runs: Sequence[RunFolder]) -> Row | None:
     """A setting's row of table.csv, or None where none of its runs has ended."""
     ended = [outcome for outcome in outcomes if outcome is not None]
@@ -138,8 +136,8 @@ def scores_of(cell: Cell, run: RunFolder) -> tuple[Scores | None, Scores]:
         final = run.selected(summary["selection"]["step"])
     else:
         final = run.evaluation(summary["final"]["policy_version"])
-    base = read_scores(run.evaluation(0), threshold(cell)) if "base" in summary else None
-    return base, read_scores(final, threshold(cell))
+    base = read_scores(run.evaluation(0), cell.recipe.task) if "base" in summary else None
+    return base, read_scores(final, cell.recipe.task)
 
 
 def score_columns(scored: Sequence[tuple[Scores | None, Scores]]) -> Row:

@@ -12,7 +12,7 @@ from oapl.tasks.gym import ReasoningGymTask
 
 def make_task(config: TaskConfig) -> Task:
     """Raises TaskError where the arguments, its data or its reward function will not do."""
-    if config.name == "dataset":
+    if config.dataset is not None:
         return DatasetTask(config)
     if config.name.startswith("reasoning_gym:"):
         return ReasoningGymTask(config.name.removeprefix("reasoning_gym:"), config.args, config.reward_timeout_s)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from oapl.errors import TaskError
-from oapl.types import Prompt, Split
+from oapl.types import Prompt, Split, Verdict
 
 LARGEST_RESULT = 99
 HELD_OUT_SHARE = 8
@@ -99,6 +99,7 @@ class Countdown:
     """Endless problems of `min_numbers` to `max_numbers` numbers up to `largest_number`."""
 
     verifier = "countdown/1"
+    num_workers = 1
 
     def __init__(self, *, min_numbers: int = 3, max_numbers: int = 4, largest_number: int = 12) -> None:
         for value in (min_numbers, max_numbers, largest_number):
@@ -136,9 +137,9 @@ class Countdown:
             f"problems for the {split} split. Raise max_numbers or largest_number."
         )
 
-    def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
+    def grade(self, prompt: Prompt, completions: Sequence[str]) -> list[Verdict]:
         numbers, target = prompt.columns["numbers"], prompt.columns["target"]
-        return [float(reaches_target(completion, numbers, target)) for completion in completions]
+        return [Verdict(float(reaches_target(completion, numbers, target))) for completion in completions]
 
     def start(self) -> None:
         pass

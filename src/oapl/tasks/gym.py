@@ -10,8 +10,8 @@ from typing import Any
 from oapl.errors import TaskError
 from oapl.grading.worker import FunctionWorker
 from oapl.installation import installed_version
-from oapl.tasks.dataset import checked_rewards
-from oapl.types import Prompt, Split, split_and_index
+from oapl.tasks.rewards import checked_reward
+from oapl.types import Prompt, Split, Verdict, split_and_index
 
 SEEDS: dict[Split, int] = {"train": 0, "validation": 1_100_003, "evaluation": 1_000_003}
 """reasoning-gym draws problem i from seed + i, so the splits share no draw. Where a dataset knows few different
@@ -22,6 +22,8 @@ MAX_SIZE = 1_000_000
 
 class ReasoningGymTask:
     """Prompts are the problems' questions; a completion is scored as it stands, by the dataset itself."""
+
+    num_workers = 1
 
     def __init__(self, dataset: str, args: Mapping[str, Any], timeout_s: float) -> None:
         self._dataset, self._args = dataset, dict(args)
@@ -46,7 +48,7 @@ class ReasoningGymTask:
     def prompt(self, split: Split, index: int) -> Prompt:
         return Prompt(f"{split}/{index}", self._source(split)[index]["question"])
 
-    def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
+    def grade(self, prompt: Prompt, completions: Sequence[str]) -> list[Verdict]:
         split, index = split_and_index(prompt.id)
         values = self._worker.call(
             dataset=self._dataset,
@@ -56,7 +58,7 @@ class ReasoningGymTask:
             index=index,
             completions=list(completions),
         )
-        return checked_rewards(values, len(completions), self.verifier)
+        return [Verdict(checked_reward(value, i, self.verifier)) for i, value in enumerate(values)]
 
     def start(self) -> None:
         self._worker.start()

@@ -1,0 +1,162 @@
+"""Evaluations of the same problems side by side: a table, a picture, and a paired test of two: `oapl compare`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from oapl.config import load_recipe
+from oapl.errors import ConfigError
+from oapl.evaluation import Interval, Scores, differences, paired_test, read_scores
+from oapl.report import format_interval, summarize
+from oapl.store import RoundFolder
+from oapl.store.files import read_json, write_bytes, write_json
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A complete evaluation, as it lies in its folder."""
+
+    path: Path
+    name: str
+    problems: str
+    scores: Scores
+    questions: tuple[str, ...]
+    """The problems' ids, in order."""
+
+    @property
+    def table_rows(self) -> dict[str, Interval | float]:
+        n = self.scores.num_generations
+        rows: dict[str, Interval | float] = {f"pass@{k}": each for k, each in self.scores.pass_at_k().items()}
+        if (voted := self.scores.cons_at_n()) is not None:
+            rows[f"cons@{n}"] = voted
+        return {
+            **rows,
+            "tokens a sample": self.scores.mean_length,
+            "cut at the limit": self.scores.truncated_share,
+            "problems not graded": self.scores.num_failed,
+        }
+
+
+def read_evaluated(path: Path) -> Evaluated:
+    """Raises ConfigError where the folder is not a complete evaluation, and StoreError where it is damaged."""
+    folder = RoundFolder(path)
+    if not ((path / "summary.json").exists() and folder.is_sealed() and (path / "config.toml").exists()):
+        raise ConfigError(
+            f"{path} is not a complete evaluation. Make one with `oapl eval MODEL_OR_RUN`, which names its folder."
+        )
+    summary = read_json(path / "summary.json", "model", "problems")
+    scores = read_scores(folder, load_recipe(path / "config.toml").task)
+    return Evaluated(path, summary["model"], summary["problems"], scores, folder.load().prompt_ids)
+
+
+def compare(paths: Sequence[Path], output: Path, console: Console) -> dict[str, Any]:
+    """Prints the table, and of two evaluations the paired differences; writes `output`.png and `output`.json."""
+    evaluated = [read_evaluated(path) for path in paths]
+    first = evaluated[0]
+    for other in evaluated[1:]:
+        if (other.problems, other.questions) != (first.problems, first.questions):
+            raise ConfigError(
+                f"{other.path} is of {len(other.questions)} problems of {other.problems}, and {first.path} of "
+                f"{len(first.questions)} of {first.problems}: only answers to the same problems can be compared."
+            )
+    names = unique_names(evaluated)
+    console.print(side_by_side(evaluated, names))
+    result: dict[str, Any] = {
+        "problems": first.problems,
+        "evaluations": [
+            {"name": name, "folder": str(each.path), **summarize(each.scores)}
+            for name, each in zip(names, evaluated, strict=True)
+        ],
+    }
+    if len(evaluated) == 2:
+        result["difference"] = paired(evaluated[0].scores, evaluated[1].scores)
+        console.print(difference_table(result["difference"], *names))
+    plot(evaluated, names, output.with_suffix(".png"))
+    write_json(output.with_suffix(".json"), result)
+    return result
+
+
+def unique_names(evaluated: Sequence[Evaluated]) -> list[str]:
+    """The models' names, or the folders' where two evaluations are of one model."""
+    names = [each.name for each in evaluated]
+    return names if len(set(names)) == len(names) else [str(each.path) for each in evaluated]
+
+
+def side_by_side(evaluated: Sequence[Evaluated], names: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE, title=f"{evaluated[0].problems}: {len(evaluated[0].questions)} problems")
+    table.title_justify = table.caption_justify = "left"
+    table.caption = "95 % intervals over problems"
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    rows = [each.table_rows for each in evaluated]
+    for label in dict.fromkeys(label for each in rows for label in each):
+        table.add_row(label, *(shown(label, each.get(label)) for each in rows))
+    return table
+
+
+def shown(label: str, value: Interval | float | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return format_interval(value, signed=False)
+    return f"{100 * value:.1f} %" if label.startswith("cut") else f"{value:.0f}"
+
+
+def paired(first: Scores, second: Scores) -> dict[str, Any]:
+    """second - first by problem: its interval, and the chance of one as large where the two were alike."""
+    shared = sorted(first.num_correct.keys() & second.num_correct.keys())
+    return {
+        "num_problems": len(shared),
+        "pass_at_k": {
+            str(k): {
+                "difference": list(interval),
+                "p": paired_test(second.pass_at(k, shared) - first.pass_at(k, shared)),
+            }
+            for k, interval in differences(first, second).items()
+        },
+    }
+
+
+def difference_table(found: dict[str, Any], first: str, second: str) -> Table:
+    table = Table(box=SIMPLE, title=f"{second} - {first}, paired over {found['num_problems']} problems")
+    table.title_justify = table.caption_justify = "left"
+    table.caption = "p: two-sided permutation test, signs of the problems' differences flipped at random"
+    for name in ("k", "difference in pass@k", "p"):
+        table.add_column(name, justify="right")
+    for k, each in found["pass_at_k"].items():
+        table.add_row(k, format_interval(tuple(each["difference"]), signed=True), f"{each['p']:.4f}")
+    return table
+
+
+def plot(evaluated: Sequence[Evaluated], names: Sequence[str], path: Path) -> None:
+    """pass@k against k, one curve a model, with the intervals as bands."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for each, name in zip(evaluated, names, strict=True):
+        curve = each.scores.pass_at_k()
+        means, lows, highs = zip(*curve.values(), strict=True)
+        axes.plot(list(curve), means, marker="o", markersize=4, label=name)
+        axes.fill_between(list(curve), lows, highs, alpha=0.2, linewidth=0)
+    ks = sorted({k for each in evaluated for k in each.scores.ks()})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("k (samples per problem)")
+    axes.set_ylabel("pass@k")
+    axes.set_title(evaluated[0].problems, fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", metadata={"Software": None})
+    write_bytes(path, image.getvalue())
