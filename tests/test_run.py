@@ -506,7 +506,7 @@ def test_eval_of_a_model_needs_a_recipe_and_scores_it_as_a_runs_base(
     finished: RunFolder, write_recipe, tiny_model: Path, tmp_path: Path, capsys
 ):
     assert main(["eval", str(tiny_model)]) == 2
-    assert "name the recipe of the task" in capsys.readouterr().err
+    assert "say on what: a recipe, --benchmark NAME" in capsys.readouterr().err
     output = tmp_path / "evaluation"
     assert main(["eval", str(tiny_model), str(write_recipe()), "--output_dir", str(output)]) == 0
     base = read_json(finished.summary_path)["base"]["pass_at_k"]

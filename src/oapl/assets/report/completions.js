@@ -116,6 +116,7 @@ function answerView(answer, shown) {
     element("div", { class: "answer-head" },
       element("span", { class: `badge ${right ? "right" : "wrong"}` }, `${right ? "✓" : "✗"} reward ${answer.reward}`),
       element("span", { class: `badge ${answer.finish}` }, answer.finish === "length" ? "truncated" : "stopped"),
+      answer.reason ? element("span", { class: "reason" }, answer.reason) : null,
       element("span", {}, `${answer.length} tokens`),
       answer.ratio === undefined ? null : element("span", { title: "log pi_theta - log pi_sampler of the whole answer" },
         `log-ratio ${fixed(answer.ratio, 2, true)}`),
