@@ -11,7 +11,7 @@ LONGEST_ANSWER = 2_000
 SEARCHED = 100_000
 """Characters at the end of a completion in which a box is looked for."""
 
-_MARK = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*|\\[A-Za-z]+|\\.|[{}]", re.DOTALL)
+_MARK = re.compile(r"(\\(?:boxed|fbox)(?![A-Za-z])\s*)|\\[A-Za-z]+|\\.|[{}]", re.DOTALL)
 _SHORTHAND = re.compile(r"[^\s{}$]+")
 
 
@@ -67,7 +67,7 @@ def _last_box(text: str) -> tuple[int, int | None] | None:
                 while closed and closed[-1][0] > start:
                     closed.pop()
                 closed.append((start, mark.start()))
-        after_box = sign.startswith((r"\boxed", r"\fbox"))
+        after_box = mark.group(1) is not None
         if after_box and text[mark.end() : mark.end() + 1] != "{":
             shorthand = _SHORTHAND.match(text, mark.end())
             closed.append((mark.end(), shorthand.end() if shorthand else mark.end()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import sympy
+
 from oapl.grading.equality import are_equal, are_proportional
 from oapl.grading.expressions import read_expression
 from oapl.grading.latex import Unreadable, tokenize
@@ -50,7 +52,7 @@ def _unnamed(answer: Answer) -> Answer:
 def _plain_words(answer: Answer) -> str | None:
     """Words without what does not matter. A letter may be a choice, so it counts as a word."""
     answer = _unnamed(answer)
-    if isinstance(answer, Value) and answer.expression.is_Symbol:
+    if isinstance(answer, Value) and (answer.expression.is_Symbol or answer.expression in (sympy.E, sympy.I)):
         text = str(answer.expression)
     elif isinstance(answer, Words):
         text = answer.text

@@ -79,7 +79,7 @@ SIGNS = {
 
 LOOKS = re.compile(
     r"""(?<!\\)\\(?: [,!;:>\s] | (?:quad|qquad|displaystyle|textstyle|limits|left\s*\.|right\s*\.|left|right|middle
-    |[bB]igg?[lrm]?|rm|bf|it|tt|sf|hfill|thinspace|,|hspace\{[^{}]*\}|phantom\{[^{}]*\}|strut)(?![A-Za-z]) )
+    |[bB]igg?[lrm]?|rm|bf|it|tt|sf|hfill|boxed|fbox|thinspace|hspace\{[^{}]*\}|phantom\{[^{}]*\}|strut)(?![A-Za-z]) )
     |\$|~|(?<!\\)\\[\[\]()]""",
     re.VERBOSE,
 )

@@ -109,7 +109,10 @@ class MathGrader:
     def _check(self, gold: str) -> None:
         """No answer is blamed for its problem: the gold answer is tried first, with an empty answer."""
         if gold not in self._known_golds:
-            self._pool.call(answer="", gold=gold)
+            try:
+                self._pool.call(answer="", gold=gold)
+            except GradingError as error:
+                raise GradingError(f"the gold answer {gold[-80:]!r} cannot be graded with: {error}") from error
             self._known_golds.add(gold)
 
     def close(self) -> None:
