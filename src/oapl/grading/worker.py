@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import sys
 import traceback
@@ -23,8 +24,16 @@ START_TIMEOUT_S = 120.0
 class FunctionWorker:
     """Calls `module:function` in a worker process, started when first needed and again after a kill."""
 
-    def __init__(self, function: str, timeout_s: float) -> None:
-        self.function, self.timeout_s = function, timeout_s
+    def __init__(
+        self,
+        function: str,
+        timeout_s: float,
+        memory_bytes: int | None = None,
+        timeout_setting: str = "task.reward_timeout_s",
+    ) -> None:
+        """`memory_bytes` bounds the worker's address space: what wants more raises MemoryError or dies there."""
+        self.function, self.timeout_s, self.memory_bytes = function, timeout_s, memory_bytes
+        self.timeout_setting = timeout_setting
         self._process: Any = None
         self._connection: Connection | None = None
 
@@ -34,7 +43,7 @@ class FunctionWorker:
             return
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.function, os.getcwd()))
+        self._process = context.Process(target=_serve, args=(theirs, self.function, os.getcwd(), self.memory_bytes))
         self._process.start()
         theirs.close()
         try:
@@ -48,8 +57,9 @@ class FunctionWorker:
         """The function's result. Raises GradingError where it raises, outlasts `timeout_s` or ends its process."""
         self.start()
         assert self._connection is not None
-        self._connection.send(arguments)
-        status, value = self._receive(self.timeout_s, f"task.reward_timeout_s = {self.timeout_s:g} s")
+        with suppress(ConnectionError):  # a worker that has died since: receiving tells how
+            self._connection.send(arguments)
+        status, value = self._receive(self.timeout_s, f"{self.timeout_setting} = {self.timeout_s:g} s")
         if status == "error":
             raise GradingError(f"{self.function} raised {value}")
         return value
@@ -61,7 +71,7 @@ class FunctionWorker:
             raise GradingError(f"{self.function} took longer than {limit} and its process was killed")
         try:
             status, value = self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             code = self._process.join() or self._process.exitcode
             self.close()
             raise GradingError(f"{self.function} ended its process (exit code {code})") from None
@@ -86,12 +96,14 @@ def load_function(function: str) -> Callable[..., Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _serve(connection: Connection, function: str, folder: str) -> None:
+def _serve(connection: Connection, function: str, folder: str, memory_bytes: int | None) -> None:
     """The worker: imports the function, then answers calls until the other side is gone."""
     os.setsid()  # a group of its own: a kill takes what the function started along
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run; this call may end in peace
     end_with_parent(whole_group=True)
     sys.path.insert(0, folder)
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     try:
         call = load_function(function)
     except BaseException as error:

@@ -1,0 +1,214 @@
+r"""From the many ways to write an answer in LaTeX to one row of tokens.
+
+`\left( \dfrac12,\,\text{3 cm} \right)` becomes `( \frac 12 , \text{3 cm} )`: a number, a letter, a command, a sign, or
+a piece of text is one token, and what only concerns looks is gone.
+"""
+
+from __future__ import annotations
+
+import re
+
+from oapl.grading.units import known_unit
+
+SYNONYMS = {
+    r"\dfrac": r"\frac",
+    r"\tfrac": r"\frac",
+    r"\cfrac": r"\frac",
+    r"\dbinom": r"\binom",
+    r"\tbinom": r"\binom",
+    r"\leq": r"\le",
+    r"\leqslant": r"\le",
+    r"\lt": "<",
+    r"\geq": r"\ge",
+    r"\geqslant": r"\ge",
+    r"\gt": ">",
+    r"\neq": r"\ne",
+    r"\times": r"\cdot",
+    r"\ast": r"\cdot",
+    "*": r"\cdot",
+    r"\div": "/",
+    r"\lbrace": r"\{",
+    r"\rbrace": r"\}",
+    r"\lbrack": "[",
+    r"\rbrack": "]",
+    r"\lparen": "(",
+    r"\rparen": ")",
+    r"\langle": "(",
+    r"\rangle": ")",
+    r"\lvert": "|",
+    r"\rvert": "|",
+    r"\vert": "|",
+    r"\mid": "|",
+    r"\varnothing": r"\emptyset",
+    r"\infin": r"\infty",
+    r"\degree": r"\circ",
+    r"\colon": ":",
+    r"\land": r"\text{and}",
+    r"\lor": r"\text{or}",
+    r"\vee": r"\text{or}",
+    r"\varphi": r"\phi",
+    r"\varepsilon": r"\epsilon",
+    r"\simeq": r"\approx",
+    "%": r"\%",
+}
+
+SIGNS = {
+    "−": "-",
+    "–": "-",
+    "×": r"\cdot ",
+    "·": r"\cdot ",
+    "÷": "/",
+    "π": r"\pi ",
+    "√": r"\sqrt ",
+    "°": r"^\circ ",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\ne ",
+    "≈": r"\approx ",
+    "∪": r"\cup ",
+    "∅": r"\emptyset ",
+    "±": r"\pm ",
+    "∈": r"\in ",
+    "²": "^2",
+    "³": "^3",
+    "½": r"\frac{1}{2}",
+    "\u00a0": " ",
+}
+"""Signs outside ASCII, and the commands that they stand for."""
+
+LOOKS = re.compile(
+    r"""(?<!\\)\\(?: [,!;:>\s] | (?:quad|qquad|displaystyle|textstyle|limits|left\s*\.|right\s*\.|left|right|middle
+    |[bB]igg?[lrm]?|rm|bf|it|tt|sf|hfill|boxed|fbox|thinspace|hspace\{[^{}]*\}|phantom\{[^{}]*\}|strut)(?![A-Za-z]) )
+    |\$|~|(?<!\\)\\[\[\]()]""",
+    re.VERBOSE,
+)
+"""What only concerns looks. `\\$` is not in it: it says dollars."""
+
+GAP = r"\s*(?:\{,\}|,\s*\\!|\\!\s*,|\\,|\\!|\\ |~|\s)\s*"
+GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{GAP}\d{{3}})+(?!\d)")
+"""Digits in threes, with a mark between them that is no comma of a list."""
+COMMAS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d])")
+
+REPEATING = re.compile(r"(\d*)\.(\d*)\s*\\(?:overline|bar)\s*\{(\d+)\}")
+
+_FUNCTION_NAMES = """
+sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp gcd lcm max min
+"""
+FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+TEXT = re.compile(
+    r"\\(?:text|mbox|textrm|textbf|textit|textnormal|textsf|texttt|textup|mathrm|mathbf|mathit|mathsf|operatorname\*?"
+    r"|boldsymbol|bm|bold)\s*\{([^{}]*)\}"
+)
+TOKEN = re.compile(
+    r"\\(?:text|begin|end|mathbb|mathcal)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]|\S", re.DOTALL
+)
+TRAILING_WORDS = re.compile(r"(?<=[\d})\s])([A-Za-z]{2,}(?:\s+[A-Za-z]{2,})*)((?:\^\{?\d\}?)?)$")
+SPELLED = re.compile(
+    rf"(?<![\\A-Za-z])({'|'.join(sorted(FUNCTIONS | {'sqrt', 'pi', 'infty'}, key=len, reverse=True))})(?![A-Za-z])"
+)
+OR = re.compile(r"(?<![\\A-Za-z])(and|or)(?![A-Za-z])")
+
+
+class Unreadable(Exception):
+    """Text that is no answer as this grader reads them, and why."""
+
+
+def tokenize(text: str) -> list[str]:
+    """The tokens of an answer. Texts come as `\\text{…}`, whatever command set them."""
+    for sign, command in SIGNS.items():
+        text = text.replace(sign, command)
+    if r"\begin" not in text:
+        text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)  # a backslash escaped once too often
+    text = GROUPED.sub(lambda match: re.sub(r"\D", "", match.group()), text)
+    text = _join_thousands(text)
+    text = REPEATING.sub(_repeating_decimal, text)
+    text = LOOKS.sub(" ", text.replace(r"\$", r"\dollar "))
+    tokens: list[str] = []
+    place = 0
+    for match in TEXT.finditer(text):
+        tokens += _tokenize_mathematics(text[place : match.start()])
+        tokens += _tokenize_text(match.group(1))
+        place = match.end()
+    return tokens + _tokenize_mathematics(text[place:])
+
+
+def _join_thousands(text: str) -> str:
+    """`1,080` is one number, but within brackets a comma parts two."""
+
+    def join(match: re.Match[str]) -> str:
+        before = text[: match.start()]
+        inside = sum(before.count(sign) for sign in "([") + before.count(r"\{")
+        inside -= sum(before.count(sign) for sign in ")]") + before.count(r"\}")
+        return match.group() if inside > 0 else match.group().replace(",", "")
+
+    return COMMAS.sub(join, text)
+
+
+def _repeating_decimal(match: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` is 15/90: the digits with one period, less those before it, over nines and zeros."""
+    whole, before, period = match.groups()
+    top = int(whole + before + period) - int(whole + before or "0")
+    return rf"{{\frac{{{top}}}{{{'9' * len(period) + '0' * len(before)}}}}}"
+
+
+def _tokenize_text(content: str) -> list[str]:
+    word = " ".join(content.split())
+    if word in FUNCTIONS:
+        return ["\\" + word]
+    if word in ("e", "i"):  # upright constants; alone they are still letters
+        return [word]
+    return [rf"\text{{{word}}}"] if re.search(r"\w", word) else []
+
+
+def _tokenize_mathematics(text: str) -> list[str]:
+    text = OR.sub(r"\\text{\1}", text.strip())
+    text = TRAILING_WORDS.sub(_unit_as_text, text)
+    text = SPELLED.sub(r"\\\1 ", text)
+    return [SYNONYMS.get(token, token) for token in TOKEN.findall(text)]
+
+
+def _unit_as_text(match: re.Match[str]) -> str:
+    """`5 cm` and `18 apples` have units; `5xyz` is a product, and so is `5m`."""
+    words, exponent = match.groups()
+    after_space = match.start() > 0 and match.string[match.start() - 1].isspace()
+    is_unit = known_unit(words) is not None or (after_space and len(words.split()[0]) >= 5)
+    return rf"\text{{{words}}}{exponent}" if is_unit else match.group()
+
+
+def depth(tokens: list[str]) -> int:
+    """How many brackets stand within each other."""
+    deepest = now = 0
+    for token in tokens:
+        now += (token in OPENING) - (token in CLOSING)
+        deepest = max(deepest, now)
+    return deepest
+
+
+OPENING = frozenset(["(", "[", "{", r"\{", r"\lfloor", r"\lceil"])
+CLOSING = frozenset([")", "]", "}", r"\}", r"\rfloor", r"\rceil"])
+
+
+def split(tokens: list[str], separators: frozenset[str]) -> tuple[list[list[str]], list[str]]:
+    """The parts between separators that stand outside all brackets, and those separators."""
+    parts: list[list[str]] = [[]]
+    found = []
+    depth = 0
+    for token in tokens:
+        depth += (token in OPENING or token.startswith(r"\begin")) - (token in CLOSING or token.startswith(r"\end"))
+        if depth == 0 and token in separators:
+            parts.append([])
+            found.append(token)
+        else:
+            parts[-1].append(token)
+    return parts, found
+
+
+def closing_place(tokens: list[str], start: int = 0) -> int | None:
+    """Where the bracket that opens at `start` closes. Half-open intervals close with another kind."""
+    depth = 0
+    for place in range(start, len(tokens)):
+        depth += (tokens[place] in OPENING) - (tokens[place] in CLOSING)
+        if depth == 0:
+            return place
+    return None

@@ -1,0 +1,467 @@
+r"""Which answers say the same as a gold answer. Each row is (answer, gold)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from oapl.errors import GradingError
+from oapl.grading.math import check_gold, grade_answer, plain_gold
+
+
+def reward(answer: str, gold: str) -> float:
+    return grade_answer(rf"The answer is \boxed{{{answer}}}.", gold).reward
+
+
+def right(*rows: tuple[str, str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("answer", "gold"), rows)
+
+
+wrong = right
+"""Rows of answers that are wrong, for the reader."""
+
+
+# Numbers
+
+
+@right(
+    ("0.5", r"\frac{1}{2}"),
+    (".5", "1/2"),
+    (r"\frac{1}{2}", "0.5"),
+    ("-0.125", r"-\frac18"),
+    (r"-\frac{1}{8}", r"\frac{-1}{8}"),
+    ("0.50", "0.5"),
+    (r"0.\overline{3}", r"\frac13"),
+    (r"0.1\overline{6}", r"\frac16"),  # 0.1666… = 15/90
+    (r"3 \times 10^5", "300000"),
+    ("5!", "120"),
+    (r"\binom{5}{2}", "10"),
+    (r"\log_2 8", "3"),
+    ("2(3)", "6"),
+    (r"(2)(3)", "6"),
+    ("-2^2", "-4"),
+    ("2^{3^2}", "512"),
+    ("2^-1", "0.5"),
+    ("2^10", "1024"),
+    ("|-5|", "5"),
+    (r"\lfloor 2.7 \rfloor", "2"),
+    (r"\gcd(12, 18)", "6"),
+    (r"e^{i\pi}", "-1"),
+    (r"\infty", r"+\infty"),
+    ("2025", "2025.0"),
+)
+def test_the_same_number_written_otherwise_is_right(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("0.333", r"\frac13"),
+    ("0.3333333333333333", r"\frac13"),
+    ("3.141592653589793", r"\pi"),
+    ("22/7", r"\pi"),
+    (r"\frac{1}{2006!}", r"\frac{1}{2004!}"),  # both are 0 to a float
+    ("0", r"\frac{1}{2004!}"),
+    ("1", "1 + 10^{-50}"),
+    (r"\sqrt{2} + 10^{-400}", r"\sqrt{2}"),
+    ("262537412640768744", r"e^{\pi\sqrt{163}}"),  # 262537412640768743.99999999999925…
+    ("9007199254740993", "9007199254740992"),  # the first two whole numbers that a float takes for one
+    ("-5", "5"),
+    (r"-\infty", r"\infty"),
+    (r"\infty", "10^{100}"),
+)
+def test_a_number_that_is_only_near_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right((r"1\frac{4}{5}", "1.8"), ("1 4/5", r"\frac95"), (r"137 \frac{1}{2}", "137.5"), (r"-1\frac12", "-1.5"))
+def test_a_mixed_number_is_a_sum(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong((r"1\frac{4}{5}", "0.8"), (r"2\frac{x}{3}", r"2 + \frac{x}{3}"))
+def test_a_mixed_number_is_no_product_and_a_product_no_mixed_number(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("1,080", "1080"),
+    ("1{,}080", "1080"),
+    (r"1\,080", "1080"),
+    (r"1,\!080", "1080"),
+    ("1 080", "1080"),
+    ("11111111100", r"11,\! 111,\! 111,\! 100"),
+    ("1,234,567", "1234567"),
+    (r"\frac{1,000}{3}", r"\frac{1000}{3}"),
+)
+def test_thousands_may_be_marked(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(("1, 80", "1080"), ("1,80", "1080"), ("1,080", "1, 80"), ("1, 080", "1080"), ("(1,080)", "1080"), ("5 6", "56"))
+def test_a_list_is_no_number_with_thousands(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"\sqrt2", r"\sqrt{2}"),
+    (r"2\sqrt{3}", r"\sqrt{12}"),
+    (r"\frac{1}{\sqrt2}", r"\frac{\sqrt2}{2}"),
+    (r"\sqrt{2}\sqrt{3}", r"\sqrt6"),
+    (r"\sqrt{5+2\sqrt6}", r"\sqrt2+\sqrt3"),
+    (r"\sqrt[3]{8}", "2"),
+    (r"\frac{9 \sqrt{23}}{23}", r"\frac{9}{\sqrt{23}}"),
+)
+def test_surds_are_compared_by_value(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong((r"\sqrt3", r"\sqrt2"), ("1.41421356237309504880168872420969807856967187537694807317667973799", r"\sqrt2"))
+def test_a_surd_is_none_of_its_decimals(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("1+2i", "2i+1"), (r"3\text{i}", "3i"), (r"\mathrm{e}^2", "e^2"), (r"\text{i}", "i"), ("i^2", "-1"), ("1/i", "-i")
+)
+def test_e_and_i_are_the_constants_upright_or_not(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+def test_conjugates_differ():
+    assert reward("1-2i", "1+2i") == 0.0
+
+
+# How it is set
+
+
+@right(
+    (r"\dfrac{1}{2}", r"\frac{1}{2}"),
+    (r"\tfrac12", r"\frac{1}{2}"),
+    (r"\frac 59", r"\frac{5}{9}"),
+    (r"\frac9{19}", r"\frac{9}{19}"),
+    (r"\left( 3,\, \frac{\pi}{2} \right)", r"(3, \pi/2)"),
+    (r"\displaystyle \frac12", "0.5"),
+    ("$5$", "5"),
+    (r"\(5\)", "5"),
+    ("5.", "5"),
+    (r"\boxed{5}", "5"),
+    (r"\mathbf{5}", "5"),
+    ("2\u221a3", r"2\sqrt3"),
+    ("\u22125", "-5"),
+    (r"x\cdot y", "x \u00d7 y"),
+)
+def test_looks_do_not_matter(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+# Units
+
+
+@right(
+    (r"5 \text{ cm}", "5"),
+    ("5 cm", "5"),
+    (r"5\,\mathrm{cm}", "5"),
+    ("18 dollars", "18"),
+    (r"\$18", "18"),
+    ("18 apples", "18"),
+    (r"15\text{ cm}^2", r"15\mbox{ cm}^2"),
+    ("15", r"15\mbox{ cm}^2"),
+    (r"864 \text{ square inches}", r"864 \mbox{ inches}^2"),
+    (r"32348", r"\$32,\!348"),
+    ("5.4", r"5.4 \text{ cents}"),
+    (r"36^\circ", "36"),
+    ("36\u00b0", r"36^{\circ}"),
+    (r"36\text{ degrees}", r"36^\circ"),
+    (r"10\%", r"10\%"),
+    ("10", r"10\%"),
+    ("10 percent", r"10\%"),
+    (r"10\%", "10"),
+    (r"\text{5 cm}", "5"),
+)
+def test_a_unit_may_be_left_out_or_added(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("5.4 dollars", r"5.4 \text{ cents}"),
+    ("100 cm", r"100 \text{ m}"),
+    (r"15\text{ cm}^3", r"15\mbox{ cm}^2"),
+    ("0.1", r"10\%"),
+    (r"10\%", "0.1"),
+    (r"\frac{\pi}{5}", r"36^\circ"),
+    ("5m", "5"),
+    ("5", "5m"),
+    ("5abc", "5"),
+)
+def test_another_unit_and_a_converted_one_are_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+def test_degrees_within_a_function_are_degrees():
+    assert reward(r"\sin 30^\circ", "0.5") == 1.0
+
+
+# Names and equations
+
+
+@right(
+    ("x = 5", "5"),
+    ("5", "x=5"),
+    (r"\angle ABC = 30^\circ", "30"),
+    ("AB = 5", "5"),
+    (r"P(A) = \frac12", "0.5"),
+    (r"\text{Area} = 5", "5"),
+    ("x_1 = 3", "3"),
+    ("x = 2 + 3 = 5", "5"),
+    ("2 + 3 = 5", "5"),
+    (r"\frac13 \approx 0.333", r"\frac13"),
+    ("f(x) = 2x+3", "2x+3"),
+    ("2x+3", "y = 2x + 3"),
+)
+def test_the_name_of_what_is_asked_may_stand_before_it(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("x = 5, y = 6", "5"),
+    ("x=5", "y=5"),
+    ("2 = 3", "3"),
+    ("x = 5 = 6", "6"),
+    ("x = 5 = 6", "5"),
+    ("2x = 5", "5"),
+    (r"x \ne 5", "5"),
+    ("x > 5", "5"),
+    (r"\frac13 \approx 0.333", "0.333"),
+)
+def test_what_says_more_or_something_else_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("2y = 4x", "y = 2x"),
+    ("x = y/2", "y = 2x"),
+    ("2x - y = 0", "y = 2x"),
+    ("5x-7y+11z=-4", "5x - 7y + 11z + 4 = 0"),
+    ("4 + 11z = 7y - 5x", "5x - 7y + 11z + 4 = 0"),
+    ("x + y < 3", "2x + 2y < 6"),
+    ("3 > x + y", "x + y < 3"),
+)
+def test_a_multiple_of_an_equation_is_that_equation(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("y = 2x + 1", "y = 2x + 3"),
+    ("y = 3", "y = 2x + 3"),
+    ("0 = 0", "y = 2x"),
+    ("x = x", "y = 2x"),
+    ("2x = 2x", "x + 1 = x + 1"),  # both sides' differences are zero
+    ("x + y > 3", "x + y < 3"),
+    ("-x - y < -3", "x + y < 3"),
+    (r"x + y \le 3", "x + y < 3"),
+)
+def test_an_equation_is_compared_on_both_sides(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+# Expressions in variables
+
+
+@right(
+    ("(a+5)(b+2)", "ab+2a+5b+10"),
+    ("q(-1)+p", "p - q"),
+    ("x^2-1", "(x-1)(x+1)"),
+    (r"\frac{x^6-1}{x+1}", "x^5 - x^4 + x^3 - x^2 + x - 1"),
+    (r"\sin^2 x + \cos^2 x", "1"),
+    (r"\cot x", r"\frac{\cos x}{\sin x}"),
+    (r"\cos x \cdot 2", r"2\cos x"),
+    ("n(n+1)/2", r"\frac{n^2+n}{2}"),
+    (r"2^{n+1}", r"2 \cdot 2^n"),
+    ("|x-3|", "|3-x|"),
+    (r"\ln(2x)", r"\ln 2x"),
+    ("x_1+x_{2}", "x_2 + x_1"),
+)
+def test_expressions_are_compared_by_their_values(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("p + q", "p - q"),
+    ("q - p", "p - q"),
+    ("2k", "2m"),
+    ("x", "X"),
+    ("x^3", "x^2"),
+    (r"\sqrt{x^2}", "x"),
+    (r"\cos 2x", r"2 \cos x"),
+    ("5x", "5"),
+    ("1/2x", "x/2"),  # or 1/(2x): open, so it is not read
+)
+def test_expressions_that_differ_somewhere_are_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+# Several answers
+
+
+@right(
+    ("3, 1, 2", "1, 2, 3"),
+    (r"\{3, 1, 2\}", "1, 2, 3"),
+    ("1, 2, and 3", r"\{1,2,3\}"),
+    (r"x=1 \text{ or } x=2", "1, 2"),
+    ("x=2, x=1", "1, 2"),
+    (r"\pm 2", "-2, 2"),
+    (r"x = \pm 2", "2, -2"),
+    (r"1+\sqrt{19}, 1-\sqrt{19}", r"1 \pm \sqrt{19}"),
+    (r"\frac{-1\pm\sqrt{17}}{2}", r"\frac{-1+\sqrt{17}}{2}, \frac{-1-\sqrt{17}}{2}"),
+    (r"\{-2, 1-\sqrt5, 1+\sqrt5\}", r"\{1\pm\sqrt{5},-2\}"),
+    ("(3,4), (1,2)", "(1,2), (3,4)"),
+    (r"\varnothing", r"\emptyset"),
+    (r"\{\}", r"\emptyset"),
+    (r"\{5\}", "5"),
+)
+def test_a_list_and_a_set_have_no_order(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(("1, 2, 3, 4", "1, 2, 3"), ("5, 6", "5"), ("5 or 6", "5"), ("5, 5", "5"), ("1, 2, 3", r"\pm 1"))
+def test_a_superset_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@wrong(
+    ("1, 2", "1, 2, 3"), ("2", r"\pm 2"), (r"1+\sqrt{19}", r"1 \pm \sqrt{19}"), ("2, 3", "2, 2, 3"), ("0", r"\emptyset")
+)
+def test_a_subset_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("(x,y) = (1,2)", "(1,2)"),
+    ("x = 1, y = 2", "(1,2)"),
+    (r"\langle 1, 2 \rangle", "(1,2)"),
+    (r"\left(\frac15, -3.6\right)", r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}"),
+    (r"\begin{bmatrix} 1 & 0 \\ 0 & 1 \end{bmatrix}", r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}"),
+    ("(1, 200)", "(1,200)"),
+)
+def test_a_tuple_is_compared_in_order(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("(2,1)", "(1,2)"),
+    ("x=1, y=2", "(2,1)"),
+    ("y=1, x=2", "(1,2)"),
+    ("(1,2,3)", "(1,2)"),
+    ("1, 2", "(1,2)"),
+    (r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"),
+)
+def test_swapped_coordinates_are_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("[-2,7]", r"x \in [-2,7]"),
+    (r"-2 \le x \le 7", r"x \in [-2,7]"),
+    (r"7 \ge x \ge -2", "[-2,7]"),
+    ("x > 2", r"(2,\infty)"),
+    (r"2 \leq x", r"[2, +\infty)"),
+    (r"(9,36) \cup (0,9)", r"(0,9) \cup (9,36)"),
+    (r"x < 2 \text{ or } x > 3", r"(-\infty,2) \cup (3,\infty)"),
+)
+def test_an_interval_may_be_an_inequality(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("(3,4)", "(3,4]"),
+    ("[3,4]", "(3,4]"),
+    ("x > 2", r"[2,\infty)"),
+    ("x < 2", r"(2,\infty)"),
+    ("x > 2", r"y > 2"),
+    ("(0,9)", r"(0,9) \cup (9,36)"),
+    (r"(0,9) \cup (9,36) \cup (40,41)", r"(0,9) \cup (9,36)"),
+)
+def test_an_interval_has_its_ends(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+# Words, and digits in a base
+
+
+@right(
+    (r"\text{evelyn}", r"\text{Evelyn}"),
+    ("Evelyn.", r"\text{Evelyn}"),
+    ("EAST", r"\text{east}"),
+    (r"\text{an ellipse}", r"\text{ellipse}"),
+    ("A", r"\text{(A)}"),
+    ("(A)", "A"),
+    (r"\textbf{(E)}", r"\text{(E)}"),
+    (r"\text{e}", r"\text{(E)}"),
+    ("no solution", r"\text{No solution}"),
+)
+def test_words_are_compared_without_case_and_brackets(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(("B", r"\text{(A)}"), (r"\text{not even}", r"\text{even}"), ("tsae", "east"), ("A and B", "A"), ("5", "A"))
+def test_other_words_are_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+def test_digits_in_a_base_need_that_base():
+    assert reward("2516_{8}", "2516_8") == 1.0
+    assert reward("70_{10}", "70") == 1.0
+    # 2516 in base 8 is 2·512 + 5·64 + 1·8 + 6 = 1358: the number that the problem itself may name.
+    assert [reward(answer, "2516_8") for answer in ("1358", "2516", "2516_9", "2561_8")] == [0.0] * 4
+
+
+# Nonsense
+
+
+@wrong(
+    *(
+        (answer, "5")
+        for answer in ("5+", "5)", "((5)", "{5", "5^", "5_2", "1/0", "0/0", r"\frac{5}{}", r"\foo", "#", "~", "''")
+    )
+)
+def test_what_cannot_be_read_is_wrong_and_says_so(answer: str, gold: str):
+    verdict = grade_answer(rf"\boxed{{{answer}}}", gold)
+    assert verdict.reward == 0.0
+    assert "no answer" in verdict.reason or "not understood" in verdict.reason or "not equal" in verdict.reason
+
+
+# What a verdict says, and golds
+
+
+def test_a_verdict_tells_the_answer_and_why():
+    verdict = grade_answer(r"<think>\boxed{1}</think>\boxed{0.75}", r"\frac34")
+    assert (verdict.reward, verdict.answer, verdict.reason) == (1.0, "0.75", r"equal to \frac34")
+    verdict = grade_answer(r"\boxed{0.7}", r"\frac34")
+    assert (verdict.reward, verdict.answer, verdict.reason) == (0.0, "0.7", r"not equal to \frac34")
+    verdict = grade_answer("3/4", r"\frac34")
+    assert (verdict.reward, verdict.answer) == (0.0, None)
+    assert "no box" in verdict.reason
+    assert grade_answer(r"\boxed{0.75}", r"\frac34", answer_after="</think>").reward == 0.0
+
+
+def test_a_gold_answer_may_come_with_its_solution():
+    gold = "He has 3 * 360 = <<3*360=1080>>1080 left.\n#### 1,080"
+    assert plain_gold(gold) == "1,080"
+    assert reward("1080", gold) == 1.0
+    assert reward("360", gold) == 0.0
+    assert reward("5", r"so that \boxed{5}") == 1.0
+
+
+@pytest.mark.parametrize("gold", ["", "  ", "#### ", r"\boxed{}", r"\foo{5}", "5 +", "1/0", "3 = 4", "x" * 5_000])
+def test_a_gold_answer_that_is_not_understood_is_an_error_of_the_problem(gold: str):
+    with pytest.raises(GradingError, match="gold answer"):
+        check_gold(gold)
+    with pytest.raises(GradingError, match="gold answer"):
+        grade_answer(r"\boxed{5}", gold)
+
+
+def test_a_large_factorial_is_exact():
+    assert reward(str(math.factorial(100)), "100!") == 1.0
+    assert reward(str(math.factorial(100) + 1), "100!") == 0.0
