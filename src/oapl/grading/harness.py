@@ -1,0 +1,263 @@
+"""What runs inside the sandbox: it is given one program and then tests, and gives each test a process of its own.
+
+It is the first process of the sandbox's process namespace: no program can signal it away, all processes that a program
+leaves behind become its children, and when it ends, the kernel kills the rest. It knows no expected output and judges
+nothing. It needs the standard library alone and imports nothing of oapl, which the sandbox does not hold.
+
+In, on descriptor 0: frames, a 4-byte length before each. Out, on the descriptor of its first argument, which no program
+gets: a line with the version of Python, then one with each test's exit status (as `waitpid` gives it). What programs
+print goes straight to descriptors 1 and 2.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import pickle
+import platform
+import resource
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+STDIN = "/run/stdin"  # where /dev/stdin points
+WRITABLE = ("/tmp", "/dev/shm", "/run")
+STAR_IMPORTED = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io json typing"
+).split()
+THREAD_STACK_BYTES = 64 << 20
+
+Settings = dict[str, Any]
+
+
+def serve(control: int) -> Callable[[], None]:
+    """Starts a process a test for ever. Returns in those processes alone, with what is to be done there."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one signal that Python has a handler for
+    os.set_inheritable(control, False)
+    settings: Settings = json.loads(read_frame())
+    set_limits(settings)
+    names = prelude()
+    os.write(control, f"{platform.python_version()}\n".encode())
+    program = read_frame().decode("utf-8", "surrogatepass")
+
+    def in_child(act: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+        os.close(control)
+        seconds = settings["cpu_s"]
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        sys.setrecursionlimit(50_000)
+        return partial(act, program, names, settings["function"], *arguments)
+
+    act = {"stdin": run_main, "call": run_call}.get(settings["kind"])
+    while True:
+        test = read_frame()
+        clear_folders()
+        if act:
+            give_stdin(test if act is run_main else b"")
+            child = os.fork()
+            if child == 0:
+                return in_child(act, test)
+        else:
+            (asks_in, asks_out), (answers_in, answers_out) = os.pipe(), os.pipe()
+            if os.fork() == 0:  # before the checks are read: they never were in the memory of the program's process
+                close(asks_out, answers_in)
+                give_stdin(b"")
+                return in_child(answer_calls, asks_in, answers_out)
+            close(asks_in, answers_out)
+            checks = read_frame()
+            child = os.fork()
+            if child == 0:
+                return in_child(run_checks, checks, asks_out, answers_in)
+            close(asks_out, answers_in)
+        os.write(control, f"{end_of(child)}\n".encode())
+
+
+def read_frame() -> bytes:
+    return read_exactly(int.from_bytes(read_exactly(4), "big"))
+
+
+def read_exactly(num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        piece = os.read(0, num_bytes - len(data))
+        if not piece:
+            os._exit(0)  # who asked is gone or has seen enough
+        data += piece
+    return bytes(data)
+
+
+def set_limits(settings: Settings) -> None:
+    """For every process from here on. None of them may raise a limit again."""
+    limits = {
+        resource.RLIMIT_AS: settings["address_space"],
+        resource.RLIMIT_NPROC: settings["processes"] + 2,  # and this process, and that of a check
+        resource.RLIMIT_FSIZE: settings["file_size"],
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
+    threading.stack_size(THREAD_STACK_BYTES)  # the default is the limit on the main thread's stack
+    sys.set_int_max_str_digits(0)
+
+
+def prelude() -> dict[str, Any]:
+    """The names LiveCodeBench imports for every program: `from m import *` of all, builtins on top, then the modules.
+
+    Builtins come after the stars, so that `pow`, `open` or `compile` are what a program takes them for.
+    """
+    names: dict[str, Any] = {}
+    for module in map(import_module, STAR_IMPORTED):
+        public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+        names.update((name, getattr(module, name)) for name in public)
+    for name in vars(builtins):
+        names.pop(name, None)
+    return names | {name: sys.modules[name] for name in (*STAR_IMPORTED, "sys")}
+
+
+def clear_folders() -> None:
+    """No test finds what another wrote."""
+    for folder in WRITABLE:
+        for path, folders, files in os.walk(folder, topdown=False):
+            for name in (*folders, *files):
+                entry = os.path.join(path, name)
+                os.rmdir(entry) if name in folders and not os.path.islink(entry) else os.unlink(entry)
+
+
+def give_stdin(data: bytes) -> None:
+    """A file, as a judge's shell would redirect it: its size can be asked, and it can be read again by name."""
+    with open(STDIN, "xb") as file:
+        file.write(data)
+
+
+def end_of(child: int) -> int:
+    """Waits for a process, then ends all others; returns when the harness is alone."""
+    status = 0
+    while True:
+        with suppress(InterruptedError):
+            ended, its_status = os.wait()
+            if ended == child:
+                status = its_status
+                break
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+    return status
+
+
+def enter(name: str, names: dict[str, Any]) -> types.ModuleType:
+    """A module that programs run in, with standard input where they look for it."""
+    descriptor = os.open(STDIN, os.O_RDONLY)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # the old one wraps a pipe  # noqa: SIM115
+    sys.argv = ["program.py"]
+    module = types.ModuleType(name)
+    module.__dict__.update(names)
+    module.__dict__["__builtins__"] = builtins
+    sys.modules[name] = module
+    return module
+
+
+def run_main(program: str, names: dict[str, Any], _function: str, _input: bytes) -> None:
+    """As `python program.py < input`. The interpreter itself ends it: exit codes, `atexit`, flushing, tracebacks."""
+    exec(compile(program, "program.py", "exec"), enter("__main__", names).__dict__)
+
+
+def run_call(program: str, names: dict[str, Any], function: str, arguments: bytes) -> None:
+    """Writes the function's result as JSON where output is read. What the program prints goes nowhere."""
+    result_to = os.dup(1)
+    silence(1)
+    module = enter("program", names)
+    exec(compile(program, "program.py", "exec"), module.__dict__)
+    result = json.dumps(find_function(module, function)(*json.loads(arguments))).encode()
+    with open(result_to, "wb") as file:
+        file.write(result)
+
+
+def answer_calls(program: str, names: dict[str, Any], function: str, asks: int, answers: int) -> None:
+    """The program's side of a check: runs it, then calls its function with what the other side asks for."""
+    silence(1)
+    silence(2)
+    with open(asks, "rb") as questions, open(answers, "wb") as replies:
+        error, call = None, None
+        try:
+            module = enter("program", names)
+            exec(compile(program, "program.py", "exec"), module.__dict__)
+            call = find_function(module, function)
+        except BaseException as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        while True:
+            try:
+                arguments, keywords = pickle.load(questions)
+                reply = pickle.dumps((error, call(*arguments, **keywords) if call else None))
+            except EOFError:
+                return
+            except Exception as raised:
+                reply = pickle.dumps((f"{type(raised).__name__}: {raised}", None))
+            replies.write(reply)
+            replies.flush()
+
+
+def run_checks(
+    _program: str, names: dict[str, Any], _function: str, checks: bytes, asks: int, answers: int
+) -> None:
+    """The tests' side of a check: `check(candidate)`, where each call of the candidate is done by the program's process.
+
+    Results come over as plain values: an object that calls itself equal to everything does not.
+    """
+    silence(1)
+    questions, replies = open(asks, "wb"), open(answers, "rb")  # noqa: SIM115
+
+    def candidate(*arguments: Any, **keywords: Any) -> Any:
+        pickle.dump((arguments, keywords), questions)
+        questions.flush()
+        try:
+            error, result = PlainUnpickler(replies).load()
+        except EOFError:
+            raise RuntimeError("the program ended") from None
+        if error is not None:
+            raise RuntimeError(error)
+        return result
+
+    namespace = {**names, "__name__": "checks"}
+    exec(compile(checks, "checks.py", "exec"), namespace)
+    namespace["check"](candidate)
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Numbers, strings, lists, tuples, dicts and sets, and nothing that has to be looked up or called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"the function's result holds a {module}.{name}")
+
+
+def find_function(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    """LeetCode's form, a method of a class `Solution`, comes before a plain function."""
+    solution = getattr(module, "Solution", None)
+    found: Callable[..., Any] = getattr(solution(), name) if hasattr(solution, name) else getattr(module, name)
+    return found
+
+
+def close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def silence(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))()
