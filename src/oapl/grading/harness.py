@@ -11,11 +11,12 @@ print goes straight to descriptors 1 and 2.
 
 from __future__ import annotations
 
+import atexit
 import builtins
+import gc
 import json
 import os
 import pickle
-import platform
 import resource
 import signal
 import sys
@@ -30,8 +31,9 @@ from typing import Any
 STDIN = "/run/stdin"  # where /dev/stdin points
 WRITABLE = ("/tmp", "/dev/shm", "/run")
 STAR_IMPORTED = (
-    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io json typing"
-).split()
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "json", "typing"),
+)
 THREAD_STACK_BYTES = 64 << 20
 
 Settings = dict[str, Any]
@@ -44,7 +46,8 @@ def serve(control: int) -> Callable[[], None]:
     settings: Settings = json.loads(read_frame())
     set_limits(settings)
     names = prelude()
-    os.write(control, f"{platform.python_version()}\n".encode())
+    gc.freeze()  # what is there now need not be looked through at the end of each test
+    os.write(control, "{}.{}.{}\n".format(*sys.version_info).encode())
     program = read_frame().decode("utf-8", "surrogatepass")
 
     def in_child(act: Callable[..., None], *arguments: Any) -> Callable[[], None]:
@@ -159,7 +162,8 @@ def enter(name: str, names: dict[str, Any]) -> types.ModuleType:
     descriptor = os.open(STDIN, os.O_RDONLY)
     os.dup2(descriptor, 0)
     os.close(descriptor)
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # the old one wraps a pipe  # noqa: SIM115
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the old one wraps a pipe
+    sys.__stdin__ = sys.stdin  # type: ignore[misc]
     sys.argv = ["program.py"]
     module = types.ModuleType(name)
     module.__dict__.update(names)
@@ -169,8 +173,36 @@ def enter(name: str, names: dict[str, Any]) -> types.ModuleType:
 
 
 def run_main(program: str, names: dict[str, Any], _function: str, _input: bytes) -> None:
-    """As `python program.py < input`. The interpreter itself ends it: exit codes, `atexit`, flushing, tracebacks."""
-    exec(compile(program, "program.py", "exec"), enter("__main__", names).__dict__)
+    """As `python program.py < input`. The interpreter's own end would take longer than a small test, so it is here."""
+    module = enter("__main__", names)
+    status = status_of(lambda: exec(compile(program, "program.py", "exec"), module.__dict__))
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for all threads but daemons
+    atexit._run_exitfuncs()
+    status = status_of(flush) or status
+    module.__dict__.clear()  # a file left open is written when nothing holds it any more
+    gc.collect()
+    os._exit(status)
+
+
+def status_of(act: Callable[[], None]) -> int:
+    """The exit status that Python gives it."""
+    try:
+        act()
+    except SystemExit as ending:
+        if ending.code is None or isinstance(ending.code, int):
+            return (ending.code or 0) & 0xFF
+        print(ending.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
 
 
 def run_call(program: str, names: dict[str, Any], function: str, arguments: bytes) -> None:
@@ -182,6 +214,7 @@ def run_call(program: str, names: dict[str, Any], function: str, arguments: byte
     result = json.dumps(find_function(module, function)(*json.loads(arguments))).encode()
     with open(result_to, "wb") as file:
         file.write(result)
+    os._exit(0)
 
 
 def answer_calls(program: str, names: dict[str, Any], function: str, asks: int, answers: int) -> None:
@@ -189,7 +222,8 @@ def answer_calls(program: str, names: dict[str, Any], function: str, asks: int, 
     silence(1)
     silence(2)
     with open(asks, "rb") as questions, open(answers, "wb") as replies:
-        error, call = None, None
+        error: str | None = None
+        call: Callable[..., Any] = unavailable
         try:
             module = enter("program", names)
             exec(compile(program, "program.py", "exec"), module.__dict__)
@@ -199,7 +233,7 @@ def answer_calls(program: str, names: dict[str, Any], function: str, asks: int, 
         while True:
             try:
                 arguments, keywords = pickle.load(questions)
-                reply = pickle.dumps((error, call(*arguments, **keywords) if call else None))
+                reply = pickle.dumps((error, call(*arguments, **keywords)))
             except EOFError:
                 return
             except Exception as raised:
@@ -208,10 +242,8 @@ def answer_calls(program: str, names: dict[str, Any], function: str, asks: int, 
             replies.flush()
 
 
-def run_checks(
-    _program: str, names: dict[str, Any], _function: str, checks: bytes, asks: int, answers: int
-) -> None:
-    """The tests' side of a check: `check(candidate)`, where each call of the candidate is done by the program's process.
+def run_checks(_program: str, names: dict[str, Any], _function: str, checks: bytes, asks: int, answers: int) -> None:
+    """The tests' side: `check(candidate)`, where each call of the candidate is done by the program's process.
 
     Results come over as plain values: an object that calls itself equal to everything does not.
     """
@@ -231,7 +263,9 @@ def run_checks(
 
     namespace = {**names, "__name__": "checks"}
     exec(compile(checks, "checks.py", "exec"), namespace)
+    namespace[function] = candidate  # some checks call the function by its name as well
     namespace["check"](candidate)
+    os._exit(0)
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -246,6 +280,10 @@ def find_function(module: types.ModuleType, name: str) -> Callable[..., Any]:
     solution = getattr(module, "Solution", None)
     found: Callable[..., Any] = getattr(solution(), name) if hasattr(solution, name) else getattr(module, name)
     return found
+
+
+def unavailable(*_: Any, **__: Any) -> None:
+    """Stands for the function of a program that did not get as far as to define it."""
 
 
 def close(*descriptors: int) -> None:

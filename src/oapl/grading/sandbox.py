@@ -52,9 +52,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 REMEDY = (
-    "Where user namespaces are disabled, root can enable them: sysctl -w user.max_user_namespaces=15000, on Debian also "
-    "kernel.unprivileged_userns_clone=1, on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0. In Docker: "
-    "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined. Programs are never run without it."
+    "Where user namespaces are disabled, root can enable them: sysctl -w user.max_user_namespaces=15000, on Debian "
+    "also kernel.unprivileged_userns_clone=1, on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0. In "
+    "Docker: docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined. No program runs unconfined."
 )
 
 _uids = (64_000 + number % 1000 for number in count())
@@ -108,9 +108,9 @@ class Sandbox:
                 pass_fds=(filter_in, control),
                 start_new_session=True,  # Ctrl-C is for the run
             )
-        except BaseException:
+        except OSError as error_at_start:
             _close(self._job, self._output, self._error, self._control)
-            raise
+            raise GradingError(f"the sandbox did not start: {error_at_start}") from error_at_start
         finally:
             _close(job, output, error, control, filter_in, filter_out)
         try:
@@ -215,7 +215,7 @@ def check() -> str:
         with Sandbox("print(6 * 7)", "stdin", "", Limits()) as sandbox:
             outcome = sandbox.run(b"", output_limit=READ_BYTES, timeout_s=HELLO_TIMEOUT_S)
             version = sandbox.python_version
-    except (GradingError, OSError) as error:
+    except GradingError as error:
         raise TaskError(f"programs cannot be graded: {error}. {REMEDY}") from error
     if outcome.output != b"42\n":
         raise TaskError(f"programs cannot be graded: a first program failed: {outcome.error or outcome.end}. {REMEDY}")
@@ -224,7 +224,7 @@ def check() -> str:
 
 def _command(filter_in: int, control: int) -> list[str]:
     interpreter, prefix = _python_inside()
-    limits = f"ulimit -s {STACK_MB << 10} 2>/dev/null; exec \"$0\" \"$@\""  # of the main thread: fixed at exec
+    limits = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # of the main thread: fixed at exec
     size = str(FOLDER_MB << 20)
     ordinary_user: list[str] = []
     if os.geteuid() == 0:
@@ -274,11 +274,11 @@ def _python_inside() -> tuple[str, str | None]:
 
     It is the one that runs oapl, where the sandbox's user can reach it: root's own files, no other user can.
     """
-    interpreter, prefix = os.path.realpath(sys._base_executable), os.path.realpath(sys.base_prefix)
-    if prefix == "/usr" or Path(prefix).is_relative_to("/usr"):
+    prefix = os.path.realpath(sys.base_prefix)
+    interpreter = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    if Path(prefix).is_relative_to("/usr"):
         return interpreter, None
-    reachable = os.geteuid() != 0 or all(path.stat().st_mode & 0o001 for path in (Path(interpreter), *Path(prefix).parents))
-    if reachable and Path(interpreter).is_relative_to(prefix):
+    if os.geteuid() != 0 or all(folder.stat().st_mode & 0o001 for folder in (Path(prefix), *Path(prefix).parents)):
         return interpreter, prefix
     if os.access("/usr/bin/python3", os.X_OK):
         return "/usr/bin/python3", None
