@@ -209,9 +209,7 @@ def run_call(program: str, names: dict[str, Any], function: str, arguments: byte
     """Writes the function's result as JSON where output is read. What the program prints goes nowhere."""
     result_to = os.dup(1)
     silence(1)
-    module = enter("program", names)
-    exec(compile(program, "program.py", "exec"), module.__dict__)
-    result = json.dumps(find_function(module, function)(*json.loads(arguments))).encode()
+    result = json.dumps(load_function(program, names, function)(*json.loads(arguments))).encode()
     with open(result_to, "wb") as file:
         file.write(result)
     os._exit(0)
@@ -221,28 +219,28 @@ def answer_calls(program: str, names: dict[str, Any], function: str, asks: int, 
     """The program's side of a check: runs it, then calls its function with what the other side asks for."""
     silence(1)
     silence(2)
+    failure: BaseException | None = None
+    try:
+        call = load_function(program, names, function)
+    except BaseException as error:
+        failure = error  # told at the first call
     with open(asks, "rb") as questions, open(answers, "wb") as replies:
-        error: str | None = None
-        call: Callable[..., Any] = unavailable
-        try:
-            module = enter("program", names)
-            exec(compile(program, "program.py", "exec"), module.__dict__)
-            call = find_function(module, function)
-        except BaseException as raised:
-            error = f"{type(raised).__name__}: {raised}"
         while True:
             try:
                 arguments, keywords = pickle.load(questions)
-                reply = pickle.dumps((error, call(*arguments, **keywords)))
             except EOFError:
                 return
-            except Exception as raised:
-                reply = pickle.dumps((f"{type(raised).__name__}: {raised}", None))
+            try:
+                if failure:
+                    raise failure
+                reply = pickle.dumps((None, call(*arguments, **keywords)))
+            except BaseException as error:
+                reply = pickle.dumps((f"{type(error).__name__}: {error}", None))
             replies.write(reply)
             replies.flush()
 
 
-def run_checks(_program: str, names: dict[str, Any], _function: str, checks: bytes, asks: int, answers: int) -> None:
+def run_checks(_program: str, names: dict[str, Any], function: str, checks: bytes, asks: int, answers: int) -> None:
     """The tests' side: `check(candidate)`, where each call of the candidate is done by the program's process.
 
     Results come over as plain values: an object that calls itself equal to everything does not.
@@ -275,15 +273,13 @@ class PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"the function's result holds a {module}.{name}")
 
 
-def find_function(module: types.ModuleType, name: str) -> Callable[..., Any]:
-    """LeetCode's form, a method of a class `Solution`, comes before a plain function."""
+def load_function(program: str, names: dict[str, Any], name: str) -> Callable[..., Any]:
+    """Runs the program, whose main guard does not fire. A method of a class `Solution` comes before a function."""
+    module = enter("program", names)
+    exec(compile(program, "program.py", "exec"), module.__dict__)
     solution = getattr(module, "Solution", None)
-    found: Callable[..., Any] = getattr(solution(), name) if hasattr(solution, name) else getattr(module, name)
+    found: Callable[..., Any] = getattr(solution() if solution and hasattr(solution, name) else module, name)
     return found
-
-
-def unavailable(*_: Any, **__: Any) -> None:
-    """Stands for the function of a program that did not get as far as to define it."""
 
 
 def close(*descriptors: int) -> None:

@@ -54,7 +54,7 @@ ENVIRONMENT = {
 REMEDY = (
     "Where user namespaces are disabled, root can enable them: sysctl -w user.max_user_namespaces=15000, on Debian "
     "also kernel.unprivileged_userns_clone=1, on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0. In "
-    "Docker: docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined. No program runs unconfined."
+    "Docker: docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined. No program runs bare."
 )
 
 _uids = (64_000 + number % 1000 for number in count())
