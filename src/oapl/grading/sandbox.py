@@ -35,8 +35,8 @@ End = Literal["answered", "died", "time", "output", "memory", "processes"]
 HELLO_TIMEOUT_S = 30.0
 POLL_S = 0.025
 STACK_MB = 512
-FOLDER_MB = 64
-"""What /tmp and /dev/shm hold each; /run, for the test's input, holds four times as much."""
+FOLDERS_MB = {"/tmp": 64, "/dev/shm": 64, "/run": 256}
+"""What can be written to, and how much it holds. /run is for the test's input."""
 ERROR_TAIL_BYTES = 4096
 ERROR_LIMIT_BYTES = 16 << 20
 READ_BYTES = 1 << 16  # what a pipe holds
@@ -68,8 +68,8 @@ class Limits:
     total_timeout_s: float = 60.0
     """Wall-clock time of all tests of a program."""
     memory_mb: int = 1024
-    """Resident memory of all processes of a program together."""
-    num_processes: int = 64
+    """Resident memory of all processes of a program together, and of the files they write."""
+    num_processes: int = 32
     """Processes and threads of a program."""
 
 
@@ -95,7 +95,9 @@ class Sandbox:
 
     def __init__(self, program: str, kind: Kind, function: str, limits: Limits) -> None:
         self.limits = limits
-        self._first_process: int | None = None
+        self._inside: int | None = None
+        """The namespace's first process, by its number outside, and a descriptor that stays its own."""
+        self._handle = -1
         (job, self._job), (self._output, output), (self._error, error), (self._control, control) = _pipes()
         filter_in, filter_out = os.pipe()
         os.write(filter_out, filter_program())
@@ -133,12 +135,12 @@ class Sandbox:
 
     def close(self) -> None:
         """Returns when no process of the sandbox is left."""
-        if self._first_process is None:
+        if self._inside is None:
             self._process.kill()
         else:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
-            os.close(self._first_process)
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            os.close(self._handle)
         self._process.wait()  # bubblewrap waits for the namespace's first process, and the kernel has it end last
         _close(self._job, self._output, self._error, self._control)
 
@@ -150,14 +152,15 @@ class Sandbox:
             "cpu_s": math.ceil(self.limits.timeout_s) + 1,
             "address_space": (self.limits.memory_mb + STACK_MB) << 20,
             "processes": self.limits.num_processes,
-            "file_size": FOLDER_MB << 22,
+            "file_size": max(FOLDERS_MB.values()) << 20,
         }
         self._unsent = memoryview(_frame(json.dumps(settings).encode()))
         hello = self._exchange(READ_BYTES, HELLO_TIMEOUT_S)
         processes = process_tree.children(self._process.pid)
         if hello.end != "answered" or len(processes) != 1:
             raise GradingError(f"the sandbox did not start ({hello.end}): {hello.error or 'it said nothing'}")
-        self._first_process = os.pidfd_open(processes[0])
+        self._handle = os.pidfd_open(processes[0])
+        self._inside = processes[0]
         for pid in (self._process.pid, *processes):
             with suppress(OSError):
                 Path(f"/proc/{pid}/oom_score_adj").write_text("1000")  # where memory ends, programs go before the run
@@ -196,14 +199,20 @@ class Sandbox:
         return Outcome(end, answer.decode().strip(), bytes(output), next((s for s in lines[::-1] if s.strip()), ""))
 
     def _send(self) -> bool:
-        """Whether something is left to send."""
-        with suppress(BlockingIOError, BrokenPipeError):
+        """Whether something is left to send, to someone who reads."""
+        try:
             self._unsent = self._unsent[os.write(self._job, self._unsent[:READ_BYTES]) :]
-            return len(self._unsent) > 0
-        return False
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return len(self._unsent) > 0
 
     def _excess(self) -> End | None:
+        if self._inside is None:
+            return None
         num_bytes, num_threads = process_tree.measure(self._process.pid)
+        num_bytes += process_tree.folder_bytes(self._inside, tuple(FOLDERS_MB))
         if num_bytes > self.limits.memory_mb << 20:
             return "memory"
         return "processes" if num_threads > self.limits.num_processes + 4 else None  # two are bubblewrap and harness
@@ -225,7 +234,6 @@ def check() -> str:
 def _command(filter_in: int, control: int) -> list[str]:
     interpreter, prefix = _python_inside()
     limits = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # of the main thread: fixed at exec
-    size = str(FOLDER_MB << 20)
     ordinary_user: list[str] = []
     if os.geteuid() == 0:
         uid = str(next(_uids))
@@ -239,8 +247,7 @@ def _command(filter_in: int, control: int) -> list[str]:
         *(word for file in SYSTEM_FILES for word in ("--ro-bind-try", file, file)),
         *("--tmpfs", "/dev", "--symlink", "/run/stdin", "/dev/stdin"),
         *(word for device in DEVICES for word in ("--dev-bind", device, device)),
-        *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"),
-        *("--size", str(FOLDER_MB << 22), "--tmpfs", "/run"),
+        *(word for path, mb in FOLDERS_MB.items() for word in ("--size", str(mb << 20), "--tmpfs", path)),
         *(("--ro-bind", prefix, prefix) if prefix else ()),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"),
         *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
