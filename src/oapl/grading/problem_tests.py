@@ -1,0 +1,146 @@
+"""The tests of a programming problem, from a row of a data set in the layouts that are about.
+
+LiveCodeBench: `public_test_cases`, `private_test_cases` and `metadata`. DeepCoder, in all of its parts: `tests`, or
+verl's `reward_model` with a `ground_truth`. HumanEval: `prompt`, `test` and `entry_point`.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from oapl.errors import TaskError
+from oapl.grading.sandbox import Kind
+
+MAX_PRIVATE_BYTES = 512 << 20
+"""Of LiveCodeBench's hidden tests, unpacked: a small file must not fill the memory."""
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+"""What looking for tests in a value of another shape raises."""
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What a program has to do. Example: `Tests("call", (("[2, 3]", "5"),), "add")`."""
+
+    kind: Kind
+    cases: tuple[tuple[str, str], ...]
+    """Input and expected output of each test. `stdin`: both as text. `call`: the list of arguments and the result, both
+    as JSON. `check`: code that defines `check(candidate)`, and nothing."""
+    fn_name: str = ""
+    """The function that is called or checked."""
+    wrapped: bool = False
+    """An expected list of one element stands for that element as well, as in APPS and TACO."""
+
+    __test__ = False  # the name looks like a test case to pytest
+
+    def longest(self, max_tests: int | None) -> Tests:
+        """Those with the longest inputs, in their order."""
+        if max_tests is None or len(self.cases) <= max_tests:
+            return self
+        by_length = sorted(range(len(self.cases)), key=lambda index: -len(self.cases[index][0]))
+        return replace(self, cases=tuple(self.cases[index] for index in sorted(by_length[:max_tests])))
+
+
+def parse_tests(row: Mapping[str, Any]) -> Tests:
+    """Raises TaskError where the row holds no tests, or none that can be read."""
+    try:
+        if "private_test_cases" in row or "public_test_cases" in row:
+            tests = _livecodebench(row)
+        elif "entry_point" in row:
+            checks = f"{row['prompt']}\n{row['test']}"  # which may use functions that the prompt defines
+            tests = Tests("check", ((checks, ""),), row["entry_point"])
+        elif "reward_model" in row:
+            tests = _deepcoder(_decoded(row["reward_model"])["ground_truth"])
+        else:
+            tests = _deepcoder(row["tests"])
+    except (*MALFORMED, pickle.UnpicklingError, zlib.error, EOFError, MemoryError) as error:
+        raise TaskError(
+            f"the row's tests cannot be read ({type(error).__name__}: {error}). Its columns are {', '.join(row)}; "
+            f"the layouts are in docs/grading_code.md."
+        ) from error
+    if not tests.cases:
+        raise TaskError(f"the row has no tests. Its columns are {', '.join(row)}. Leave such rows out.")
+    return tests
+
+
+def _livecodebench(row: Mapping[str, Any]) -> Tests:
+    cases = [*_decoded(row.get("public_test_cases") or "[]"), *_private(row.get("private_test_cases") or "[]")]
+    return _typed(cases, _decoded(row.get("metadata") or "{}").get("func_name"))
+
+
+def _private(value: Any) -> Any:
+    """JSON, or base64 of zlib of a pickled string of JSON."""
+    try:
+        return _decoded(value)
+    except json.JSONDecodeError:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b64decode(value), MAX_PRIVATE_BYTES)
+        if unpacker.unconsumed_tail:
+            raise ValueError(f"more than {MAX_PRIVATE_BYTES} bytes of private tests") from None
+        return _decoded(_StringUnpickler(io.BytesIO(data)).load())
+
+
+class _StringUnpickler(pickle.Unpickler):
+    """A pickle may name any function to be called; one of a string names none."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _deepcoder(value: Any) -> Tests:
+    value = _decoded(value)
+    if isinstance(value, Mapping):
+        return _parallel(value["inputs"], value["outputs"], value.get("fn_name"))
+    if value and "testtype" in value[0]:
+        return _typed(value, (_decoded(value[0].get("metadata") or "{}")).get("func_name"))
+    names = {case.get("fn_name") if case.get("type") == "function_call" else None for case in value}
+    return _parallel([case["input"] for case in value], [case["output"] for case in value], _only(names or {None}))
+
+
+def _parallel(inputs: Sequence[Any], outputs: Sequence[Any], fn_name: str | None) -> Tests:
+    """APPS, TACO and PrimeIntellect: text may come as a list of lines, arguments as the list of them."""
+    if fn_name is None:
+        texts = [[_text(value) for value in column] for column in (inputs, outputs)]
+        return Tests("stdin", tuple(zip(*texts, strict=True)))
+    arguments = [_arguments(value) for value in inputs]
+    results = [json.dumps(value) for value in outputs]
+    return Tests("call", tuple(zip(arguments, results, strict=True)), fn_name, wrapped=True)
+
+
+def _typed(cases: Sequence[Mapping[str, Any]], fn_name: str | None) -> Tests:
+    """LiveCodeBench: each test says how it is run; arguments and results are JSON, an argument a line."""
+    if not cases or _only({case["testtype"] for case in cases}) == "stdin":
+        return Tests("stdin", tuple((_text(case["input"]), _text(case["output"])) for case in cases))
+    if not fn_name:
+        raise ValueError("tests of a function without its name")
+    results = [json.dumps(json.loads(case["output"])) for case in cases]
+    arguments = [_arguments(case["input"]) for case in cases]
+    return Tests("call", tuple(zip(arguments, results, strict=True)), fn_name)
+
+
+def _text(value: Any) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _arguments(value: Any) -> str:
+    if isinstance(value, str):
+        value = [json.loads(line) for line in value.split("\n") if line.strip()]
+    if not isinstance(value, list):
+        raise ValueError(f"arguments that are no list: {value!r:.80}")
+    return json.dumps(value)
+
+
+def _decoded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str | bytes) else value
+
+
+def _only(values: set[Any]) -> Any:
+    if len(values) > 1:
+        raise ValueError(f"tests of several kinds: {', '.join(sorted(map(str, values)))}")
+    return next(iter(values))

@@ -1,0 +1,320 @@
+"""A sandbox for one untrusted Python program: bubblewrap around the harness, and a watch on it from outside.
+
+Inside there is no network, no file of the host but the system's and Python's own, no /proc, and nothing to write to but
+small folders that vanish. One kill ends all that runs in there, and so does the end of the thread or process that
+started it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Literal, Self
+
+from oapl.errors import GradingError, TaskError
+from oapl.grading import process_tree
+from oapl.grading.system_calls import filter_program
+
+Kind = Literal["stdin", "call", "check"]
+"""How a program is tested: as one that reads and prints, by calls of a function, by code that checks a function."""
+End = Literal["answered", "died", "time", "output", "memory", "processes"]
+"""How a test ended. Only `answered` leaves a sandbox that can take another; `died` is the end of the whole sandbox."""
+
+HELLO_TIMEOUT_S = 30.0
+POLL_S = 0.025
+STACK_MB = 512
+FOLDERS_MB = {"/tmp": 64, "/dev/shm": 64, "/run": 256}
+"""What can be written to, and how much it holds. /run is for the test's input."""
+ERROR_TAIL_BYTES = 4096
+ERROR_LIMIT_BYTES = 16 << 20
+READ_BYTES = 1 << 16  # what a pipe holds
+SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the order of a set must not decide a reward
+    "OPENBLAS_NUM_THREADS": "1",  # a thread's stack counts as address space
+    "OMP_NUM_THREADS": "1",
+}
+REMEDY = (
+    "Where user namespaces are disabled, root can enable them: sysctl -w user.max_user_namespaces=15000, on Debian "
+    "also kernel.unprivileged_userns_clone=1, on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0. In "
+    "Docker: docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined. No program runs bare."
+)
+
+_uids = (64_000 + number % 1000 for number in count())
+"""For root, each sandbox has a user of its own: the kernel limits nobody's processes but an ordinary user's."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    timeout_s: float = 6.0
+    """Wall-clock time of one test."""
+    total_timeout_s: float = 60.0
+    """Wall-clock time of all tests of a program."""
+    memory_mb: int = 1024
+    """Resident memory of all processes of a program together, and of the files they write."""
+    num_processes: int = 32
+    """Processes and threads of a program."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one exchange with the harness gave."""
+
+    end: End
+    answer: str
+    """The harness's line, where it answered."""
+    output: bytes
+    error: str
+    """The last line of standard error."""
+
+    @property
+    def exit_code(self) -> int:
+        """Of a test that ended by itself. Negative: the signal that ended it."""
+        return os.waitstatus_to_exitcode(int(self.answer))
+
+
+class Sandbox:
+    """One program in a sandbox of its own, from start to `close`. The thread that starts it has to outlive it."""
+
+    def __init__(self, program: str, kind: Kind, function: str, limits: Limits) -> None:
+        self.limits = limits
+        self._inside: int | None = None
+        """The namespace's first process, by its number outside, and a descriptor that stays its own."""
+        self._handle = -1
+        (job, self._job), (self._output, output), (self._error, error), (self._control, control) = _pipes()
+        filter_in, filter_out = os.pipe()
+        os.write(filter_out, filter_program())
+        try:
+            self._process = subprocess.Popen(
+                _command(filter_in, control),
+                stdin=job,
+                stdout=output,
+                stderr=error,
+                pass_fds=(filter_in, control),
+                start_new_session=True,  # Ctrl-C is for the run
+            )
+        except OSError as error_at_start:
+            _close(self._job, self._output, self._error, self._control)
+            raise GradingError(f"the sandbox did not start: {error_at_start}") from error_at_start
+        finally:
+            _close(job, output, error, control, filter_in, filter_out)
+        try:
+            self.python_version = self._hello(kind, function)
+        except BaseException:
+            self.close()
+            raise
+        self._unsent = memoryview(_frame(program.encode("utf-8", "surrogatepass")))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, *inputs: bytes, output_limit: int, timeout_s: float) -> Outcome:
+        """One test. A check takes two inputs, of which the first only starts the program."""
+        self._unsent = memoryview(b"".join((self._unsent, *map(_frame, inputs))))
+        return self._exchange(output_limit, timeout_s)
+
+    def close(self) -> None:
+        """Returns when no process of the sandbox is left."""
+        if self._inside is None:
+            self._process.kill()
+        else:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            os.close(self._handle)
+        self._process.wait()  # bubblewrap waits for the namespace's first process, and the kernel has it end last
+        _close(self._job, self._output, self._error, self._control)
+
+    def _hello(self, kind: Kind, function: str) -> str:
+        """Waits for the harness, which has been given nothing yet that is not ours."""
+        settings = {
+            "kind": kind,
+            "function": function,
+            "cpu_s": math.ceil(self.limits.timeout_s) + 1,
+            "address_space": (self.limits.memory_mb + STACK_MB) << 20,
+            "processes": self.limits.num_processes,
+            "file_size": max(FOLDERS_MB.values()) << 20,
+        }
+        self._unsent = memoryview(_frame(json.dumps(settings).encode()))
+        hello = self._exchange(READ_BYTES, HELLO_TIMEOUT_S)
+        processes = process_tree.children(self._process.pid)
+        if hello.end != "answered" or len(processes) != 1:
+            raise GradingError(f"the sandbox did not start ({hello.end}): {hello.error or 'it said nothing'}")
+        self._handle = os.pidfd_open(processes[0])
+        self._inside = processes[0]
+        for pid in (self._process.pid, *processes):
+            with suppress(OSError):
+                Path(f"/proc/{pid}/oom_score_adj").write_text("1000")  # where memory ends, programs go before the run
+        return hello.answer
+
+    def _exchange(self, output_limit: int, timeout_s: float) -> Outcome:
+        """Sends what is unsent, and reads until the harness answers or a limit is passed."""
+        deadline = time.monotonic() + timeout_s
+        next_look = time.monotonic() + POLL_S
+        output, error, answer, num_error_bytes = bytearray(), b"", b"", 0
+        poll = select.poll()
+        for descriptor in (self._output, self._error, self._control):
+            poll.register(descriptor, select.POLLIN)
+        poll.register(self._job, select.POLLOUT)
+        end: End | None = None
+        while end is None:
+            ready = {descriptor for descriptor, _ in poll.poll(POLL_S * 1000)}
+            if self._job in ready and not self._send():
+                poll.unregister(self._job)
+            if self._control in ready:  # before output is read: what was printed before the answer is then in the pipe
+                answer += (said := _read(self._control))
+                end = "died" if not said else "answered" if answer.endswith(b"\n") else None
+            while (piece := _read(self._output)) and len(output) <= output_limit:
+                output += piece
+            while (piece := _read(self._error)) and num_error_bytes <= ERROR_LIMIT_BYTES:
+                num_error_bytes += len(piece)
+                error = (error + piece)[-ERROR_TAIL_BYTES:]
+            if len(output) > output_limit or num_error_bytes > ERROR_LIMIT_BYTES:
+                end = "output"
+            now = time.monotonic()
+            if end is None and now >= deadline:
+                end = "time"
+            if end is None and now >= next_look:
+                end, next_look = self._excess(), now + POLL_S
+        lines = error.decode("utf-8", "replace").split("\n")
+        return Outcome(end, answer.decode().strip(), bytes(output), next((s for s in lines[::-1] if s.strip()), ""))
+
+    def _send(self) -> bool:
+        """Whether something is left to send, to someone who reads."""
+        try:
+            self._unsent = self._unsent[os.write(self._job, self._unsent[:READ_BYTES]) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return len(self._unsent) > 0
+
+    def _excess(self) -> End | None:
+        if self._inside is None:
+            return None
+        num_bytes, num_threads = process_tree.measure(self._process.pid)
+        num_bytes += process_tree.folder_bytes(self._inside, tuple(FOLDERS_MB))
+        if num_bytes > self.limits.memory_mb << 20:
+            return "memory"
+        return "processes" if num_threads > self.limits.num_processes + 4 else None  # two are bubblewrap and harness
+
+
+def check() -> str:
+    """Starts a sandbox for real and returns its Python's version. Raises TaskError with the remedy where it cannot."""
+    try:
+        with Sandbox("print(6 * 7)", "stdin", "", Limits()) as sandbox:
+            outcome = sandbox.run(b"", output_limit=READ_BYTES, timeout_s=HELLO_TIMEOUT_S)
+            version = sandbox.python_version
+    except GradingError as error:
+        raise TaskError(f"programs cannot be graded: {error}. {REMEDY}") from error
+    if outcome.output != b"42\n":
+        raise TaskError(f"programs cannot be graded: a first program failed: {outcome.error or outcome.end}. {REMEDY}")
+    return version
+
+
+def _command(filter_in: int, control: int) -> list[str]:
+    interpreter, prefix = _python_inside()
+    limits = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # of the main thread: fixed at exec
+    ordinary_user: list[str] = []
+    if os.geteuid() == 0:
+        uid = str(next(_uids))
+        ordinary_user = [_tool("setpriv", "util-linux"), "--reuid", uid, "--regid", uid, "--clear-groups"]
+    return [
+        *ordinary_user,
+        *(_tool("bwrap", "bubblewrap"), "--unshare-all", "--unshare-user", "--disable-userns", "--hostname", "sandbox"),
+        *("--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL", "--seccomp", str(filter_in)),
+        *("--ro-bind", "/usr", "/usr"),
+        *(word for folder in SYSTEM_FOLDERS for word in _show_folder(folder)),
+        *(word for file in SYSTEM_FILES for word in ("--ro-bind-try", file, file)),
+        *("--tmpfs", "/dev", "--symlink", "/run/stdin", "/dev/stdin"),
+        *(word for device in DEVICES for word in ("--dev-bind", device, device)),
+        *(word for path, mb in FOLDERS_MB.items() for word in ("--size", str(mb << 20), "--tmpfs", path)),
+        *(("--ro-bind", prefix, prefix) if prefix else ()),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"),
+        *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
+        *("--", "/bin/sh", "-c", limits, interpreter, "-s", "-P", "-B", "-c", _harness(), str(control)),
+    ]
+
+
+def _show_folder(folder: str) -> tuple[str, ...]:
+    """Most systems have /lib as a link into /usr."""
+    if os.path.islink(folder):
+        return ("--symlink", os.readlink(folder), folder)
+    return ("--ro-bind-try", folder, folder)
+
+
+def _tool(name: str, package: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise TaskError(f"programs cannot be graded: there is no {name}. Install it: apt install {package}. {REMEDY}")
+    return path
+
+
+@cache
+def _harness() -> str:
+    """As text: where oapl is installed may be hidden from the sandbox."""
+    return Path(__file__).with_name("harness.py").read_text()
+
+
+@cache
+def _python_inside() -> tuple[str, str | None]:
+    """The interpreter for programs, and the folder to show for it if that is not in /usr.
+
+    It is the one that runs oapl, where the sandbox's user can reach it: root's own files, no other user can.
+    """
+    prefix = os.path.realpath(sys.base_prefix)
+    interpreter = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    if Path(prefix).is_relative_to("/usr"):
+        return interpreter, None
+    if os.geteuid() != 0 or all(folder.stat().st_mode & 0o001 for folder in (Path(prefix), *Path(prefix).parents)):
+        return interpreter, prefix
+    if os.access("/usr/bin/python3", os.X_OK):
+        return "/usr/bin/python3", None
+    raise TaskError(
+        f"programs cannot be graded: an ordinary user cannot reach {interpreter}, and there is no /usr/bin/python3. "
+        f"Install one (apt install python3), or run as an ordinary user."
+    )
+
+
+def _pipes() -> list[tuple[int, int]]:
+    """Four pipes, the first to be written by us and the others to be read, without waiting."""
+    pipes = [os.pipe() for _ in range(4)]
+    for descriptor in (pipes[0][1], *(pipe[0] for pipe in pipes[1:])):
+        os.set_blocking(descriptor, False)
+    return pipes
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _read(descriptor: int) -> bytes:
+    """Nothing at the end, and where there is nothing yet."""
+    try:
+        return os.read(descriptor, READ_BYTES)
+    except BlockingIOError:
+        return b""
+
+
+def _frame(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data

@@ -1,0 +1,74 @@
+"""The system calls that a program under test is refused, as the filter that bubblewrap loads into the kernel.
+
+Refused is what would get around the sandbox's other limits: memory that belongs to no process and to no file system
+(which no limit counts), looking into other processes, new namespaces, and parts of the kernel that a program which
+computes an answer has no use for.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+
+from oapl.errors import TaskError
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""The kernel's AUDIT_ARCH_*: a call made in another architecture's way, with other numbers, ends its process."""
+
+REFUSED = {  # by the kernel's tables: x86_64, aarch64
+    "socket": (41, 198),  # socketpair, which asyncio needs, is another call
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "fsopen": (430, 430),
+    "open_by_handle_at": (304, 265),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "personality": (135, 92),
+}
+
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+NUMBER, ARCHITECTURE = 0, 4  # offsets in the kernel's struct seccomp_data
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE: the call fails with EPERM
+FOREIGN_NUMBERS = 0x40000000  # x86_64 has its x32 calls from here on
+
+
+def filter_program(machine: str = platform.machine()) -> bytes:
+    """A classic BPF program: 8 bytes an instruction (code, jump if true, jump if false, value)."""
+    if machine not in ARCHITECTURES:
+        raise TaskError(
+            f"programs can be graded on {' and '.join(ARCHITECTURES)}, whose system calls the sandbox knows, "
+            f"but this machine is {machine}. Grade on another machine."
+        )
+    column = list(ARCHITECTURES).index(machine)
+    numbers = [FOREIGN_NUMBERS, *(refused[column] for refused in REFUSED.values())]
+    tests = [JUMP_IF_AT_LEAST] + [JUMP_IF_EQUAL] * (len(numbers) - 1)
+    lines = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (JUMP_IF_EQUAL, 1, 0, ARCHITECTURES[machine]),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+        *((test, len(numbers) - i, 0, number) for i, (test, number) in enumerate(zip(tests, numbers, strict=True))),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, REFUSE),
+    ]
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)

@@ -1,0 +1,374 @@
+"""Programs that attack the grader. Each is judged for real, beside a right program.
+
+The problem that most of them get is to add one. A program of ATTEMPTS tries something forbidden and then answers
+rightly, so that a reward would mean that it got through. What FAKES have to print cannot be computed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oapl.errors import TaskError
+from oapl.grading import code, sandbox
+from oapl.grading.code import CodeGrader
+from oapl.grading.problem_tests import Tests
+from oapl.grading.sandbox import Limits, Sandbox
+
+pytestmark = pytest.mark.skipif(
+    not any(os.access(f"{folder}/bwrap", os.X_OK) for folder in os.get_exec_path()),
+    reason="the sandbox is not installed: apt install bubblewrap",
+)
+
+LIMITS = Limits(timeout_s=2.0, total_timeout_s=5.0, memory_mb=200, num_processes=16)
+ADD_ONE = Tests("stdin", (("2", "3"), ("10", "11")))
+RIGHT = "print(int(input()) + 1)"
+SECRET = "48151623"
+UNKNOWABLE = Tests("stdin", (("1", SECRET),))
+UNKNOWABLE_CALL = Tests("call", (("[1]", SECRET),), "f")
+CHECKS = f"def check(candidate):\n    secret = {SECRET}\n    assert candidate(1) == secret"
+CHECKED = Tests("check", ((CHECKS, ""),), "f")
+MARK = "/tmp/written-by-a-hostile-program"
+
+CLONE, BPF = (56, 321) if platform.machine() == "x86_64" else (220, 280)
+LIBC = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
+
+ATTEMPTS = {
+    "a TCP connection": ("import socket; socket.create_connection(('127.0.0.1', 22), 1)", "PermissionError"),
+    "a UDP socket": ("import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", "PermissionError"),
+    "an IPv6 socket": ("import socket; socket.socket(socket.AF_INET6)", "PermissionError"),
+    "a name looked up": ("import socket; socket.getaddrinfo('example.com', 80)", "gaierror"),
+    "an abstract unix socket": ("import socket; socket.socket(socket.AF_UNIX).connect('\\0x')", "PermissionError"),
+    "a socket to the hypervisor": ("import socket; socket.socket(40, socket.SOCK_STREAM)", "PermissionError"),
+    "the list of users": ("open('/etc/passwd').read()", "FileNotFoundError"),
+    "the host's name": ("assert __import__('os').uname().nodename != 'sandbox'", "AssertionError"),
+    "root's home": ("import os; os.listdir('/root')", "FileNotFoundError"),
+    "the homes": ("import os; os.listdir('/home')", "FileNotFoundError"),
+    "this file": (f"open({str(Path(__file__).resolve())!r})", "FileNotFoundError"),
+    "other processes": ("import os; os.listdir('/proc')", "FileNotFoundError"),
+    "the parent's memory": ("import os; open(f'/proc/{os.getppid()}/mem')", "FileNotFoundError"),
+    "the kernel's settings": ("import os; os.listdir('/sys')", "FileNotFoundError"),
+    "the environment of the run": ("import os; os.environ['OF_THE_RUN']", "KeyError"),
+    "a file in the system": ("open('/usr/x', 'w')", "Read-only|Permission"),
+    "a file at the root": ("open('/x', 'w')", "Read-only"),
+    "a file among the devices": ("open('/dev/x', 'w')", "Read-only"),
+    "a link out": ("import os; os.symlink('/etc/passwd', 'x'); open('x')", "FileNotFoundError"),
+    "a hard link": ("import os; os.link('/usr/bin/env', '/tmp/env')", "Invalid cross-device|Permission|not permitted"),
+    "a device of its own": ("import os, stat; os.mknod('/tmp/d', stat.S_IFBLK | 0o600, 1)", "PermissionError"),
+    "the terminal": ("open('/dev/tty')", "FileNotFoundError"),
+    "typing into the terminal": ("import fcntl, termios; fcntl.ioctl(0, termios.TIOCSTI, b'x')", "OSError"),
+    "becoming root": ("import os; os.setuid(0)", "PermissionError|Invalid argument"),
+    "a root folder of its own": ("import os; os.chroot('/tmp')", "PermissionError"),
+    "more than its limits": (
+        "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (r.RLIM_INFINITY,) * 2)",
+        "not allowed to raise",
+    ),
+    "a lower nice value": ("import os; os.setpriority(os.PRIO_PROCESS, 0, -5)", "PermissionError"),
+    "a new namespace": (LIBC + "assert libc.unshare(0x10000000) == 0", "AssertionError"),
+    "a namespace by clone": (LIBC + f"assert libc.syscall({CLONE}, 0x10000011, 0, 0, 0, 0) >= 0", "AssertionError"),
+    "a sandbox of its own": (
+        "import subprocess; subprocess.run(['bwrap', '--bind', '/', '/', 'true'], check=True)",
+        "CalledProcessError",
+    ),
+    "a mount": (LIBC + "assert libc.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0", "AssertionError"),
+    "writing to the read-only root": (LIBC + "assert libc.mount(b'', b'/', b'', 32, None) == 0", "AssertionError"),
+    "tracing the harness": (LIBC + "assert libc.ptrace(16, 1, 0, 0) == 0", "AssertionError"),
+    "tracing itself": (LIBC + "assert libc.ptrace(0, 0, 0, 0) == 0", "AssertionError"),
+    "files without a place": ("import os; os.memfd_create('x')", "PermissionError"),
+    "memory without a process": (LIBC + "assert libc.shmget(0, 1 << 20, 0o1600) >= 0", "AssertionError"),
+    "the kernel's rings": (
+        LIBC + "assert libc.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0",
+        "AssertionError",
+    ),
+    "a kernel program": (LIBC + f"assert libc.syscall({BPF}, 0, 0, 0) >= 0", "AssertionError"),
+    "a huge file": ("open('x', 'wb').truncate(1 << 40)", "File too large"),
+    "a full /tmp": ("open('x', 'wb').write(bytes(1 << 27))", "No space left"),
+    "a full /dev/shm": ("open('/dev/shm/x', 'wb').write(bytes(1 << 27))", "No space left"),
+    "a gigabyte at once": ("x = bytearray(1 << 30)", "MemoryError"),
+    "no descriptors": ("import os; os.closerange(0, 64)", "EOF|Bad file|OSError|exit code"),
+    "a crash": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+    "an abort": ("import os; os.abort()", "SIGABRT"),
+    "no end to recursion": ("def f(): f()\nf()", "RecursionError"),
+    "a file of the system as a program": ("import os; os.execv('/usr/bin/true', ['true'])", "wrong output: got ''"),
+    "others to kill": ("import os; os.kill(-1, 9)", "ProcessLookupError"),
+    "a life after death": ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+}
+
+EXCESSES = {
+    "a fork bomb": ("import os\nwhile True: os.fork()", "BlockingIOError|2 s"),
+    "a patient fork bomb": ("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", "2 s|processes"),
+    "zombies": ("import os\nwhile True:\n  if os.fork() == 0: os._exit(0)", "BlockingIOError"),
+    "threads without end": (
+        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
+        "can't start new thread|2 s",
+    ),
+    "a thread that does not end": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()",
+        "2 s",
+    ),
+    "memory step by step": ("x = []\nwhile True: x.append(bytearray(10**6))", "200 MB|MemoryError"),
+    "memory of many processes": (
+        "import os, time\nfor _ in range(8):\n  if os.fork() == 0: x = b'x' * 60_000_000; break\ntime.sleep(9)",
+        "200 MB",
+    ),
+    "memory that is shared": (
+        "import mmap\nm = mmap.mmap(-1, 3 * 10**8)\nm.write(b'x' * len(m))\nwhile True: pass",
+        "200 MB",
+    ),
+    "memory in files": (
+        "x = [open(p, 'wb').write(bytes(62 << 20)) for p in ('/tmp/x', '/dev/shm/x')]\n"
+        "open('/run/x', 'wb').write(bytes(99 << 20))\nwhile True: pass",
+        "200 MB",
+    ),
+    "empty files": ("import itertools\nfor n in itertools.count(): open(str(n), 'w').close()", "200 MB|2 s"),
+    "deep recursion": (
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return f(n + 1)\nf(0)",
+        "200 MB|MemoryError|SEGV",
+    ),
+    "sleep": ("import time\ntime.sleep(99)", "2 s"),
+    "a busy loop": ("while True: pass", "2 s"),
+    "reading without end": ("import sys\nwhile True: sys.stdin.read()", "2 s"),
+    "deaf to signals": (
+        "import signal\nfor s in set(range(1, 32)) - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        "2 s",
+    ),
+    "an alarm put off": ("import signal\nsignal.alarm(0)\nsignal.setitimer(0, 0)\nwhile True: pass", "2 s"),
+    "stopped": ("import os\nos.kill(os.getpid(), 19)", "2 s"),
+    "output without end": ("while True: print('x' * 1000)", "printed without end"),
+    "one line without end": ("while True: print('x' * 1000, end='')", "printed without end"),
+    "errors without end": ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "printed without end"),
+    "output of many": ("import os\nos.fork(); os.fork()\nwhile True: os.write(1, b'x' * 9999)", "printed without end"),
+    "slow to compile": ("x = " + "-" * 90_000 + "1", "MemoryError|RecursionError|SyntaxError|SEGV|2 s"),
+}
+
+LOOK_EVERYWHERE = """
+import gc, os, sys
+backwards = '32615184'
+seen = [repr(o)[:10**6] for o in gc.get_objects()]
+frame = sys._getframe()
+while frame:
+    seen += [repr(frame.f_locals), repr(frame.f_globals)]
+    frame = frame.f_back
+for top in ('/tmp', '/run', '/dev/shm'):
+    for path, _, files in os.walk(top):
+        seen += [open(os.path.join(path, name), errors='replace').read() for name in files]
+for descriptor in range(3, 64):
+    try:
+        os.set_blocking(descriptor, False)
+        seen.append(os.read(descriptor, 9999).decode())
+    except OSError:
+        pass
+seen += map(str, sys.argv + list(os.environ.values()))
+if any(backwards[::-1] in text for text in seen): print(backwards[::-1])
+"""
+
+FAKES = {
+    "ends at once": "import sys; sys.exit(0)",
+    "ends harder": "import os; os._exit(0)",
+    "raises SystemExit": "raise SystemExit",
+    "ends at its end": "import atexit, os; atexit.register(os._exit, 0)",
+    "swaps itself for true": "import os; os.execv('/bin/true', ['true'])",
+    "prints what it thinks the harness says": "print('0'); print('256')",
+    "writes to every descriptor": (
+        "import os\nfor d in range(2, 64):\n  try: os.write(d, b'0\\n')\n  except OSError: pass\nos._exit(0)"
+    ),
+    "looks for the answer everywhere": LOOK_EVERYWHERE,
+    "patches what compares": "import builtins, json\njson.loads = json.dumps = builtins.all = lambda *a, **k: True",
+    "patches the harness": (
+        "import sys\nfor m in list(sys.modules.values()):\n"
+        "  for n in list(vars(m)):\n    if n in ('end_of', 'compare', 'same_output'): setattr(m, n, lambda *a: 0)"
+    ),
+    "prints bytes that are no text": "import os; os.write(1, bytes(range(256)))",
+    "prints an object that equals all": (
+        "class E(str):\n  __eq__ = lambda *a: True\n  __hash__ = str.__hash__\nprint(E('x'))"
+    ),
+    "leaves the answering to a child": "import os\nif os.fork(): os._exit(0)\nprint(1)",
+    "kills its parent": "import os; os.kill(os.getppid(), 9); os._exit(0)",
+}
+
+ALWAYS_EQUAL = "class E(int):\n  __eq__ = lambda *a: True\n  __ne__ = lambda *a: False\n  __hash__ = int.__hash__\n"
+FAKE_FUNCTIONS = {
+    "returns what equals all": ALWAYS_EQUAL + "def f(x): return E(7)",
+    "returns what calls a function when read": (
+        "import os\nclass P:\n  def __reduce__(self): return (os._exit, (0,))\ndef f(x): return P()"
+    ),
+    "ends instead of returning": "import os\ndef f(x): os._exit(0)",
+    "exits instead of returning": "import sys\ndef f(x): sys.exit(0)",
+    "ends before it is called": "import os; os._exit(0)",
+    "looks at its caller": (
+        "import gc, sys\ndef f(x):\n  frame = sys._getframe()\n  while frame := frame.f_back:\n"
+        "    if 'secret' in frame.f_locals: return frame.f_locals['secret']\n"
+        "  return max((o for o in gc.get_objects() if isinstance(o, int)), default=0)"
+    ),
+    "kills the other side": "import os, signal\ndef f(x): os.kill(-1, signal.SIGTERM)",
+    "interrupts the other side": "import os, signal\ndef f(x): os.kill(-1, signal.SIGINT); return 1",
+    "writes answers of its own": (
+        "import os, pickle\nfor d in range(3, 64):\n  try: os.write(d, pickle.dumps((None, True)))\n"
+        "  except OSError: pass\ndef f(x): return True"
+    ),
+}
+
+HARMLESS = {
+    "kills the first process": "import os; os.kill(1, 9); os.kill(1, 15); os.kill(1, 2)",
+    "stops the first process": "import os; os.kill(1, 19)",
+    "leaves a child": "import os, time\nif os.fork() == 0: time.sleep(99)",
+    "leaves a daemon": (
+        "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0:\n"
+        "    while True: os.write(1, b''); time.sleep(.01)\n  os._exit(0)"
+    ),
+    "leaves files": (
+        "import os; open('/tmp/x', 'x'); os.mkdir('/tmp/d'); os.symlink('/', '/tmp/d/l'); open('/dev/shm/x', 'x')"
+    ),
+    "writes where the host might": f"open({MARK!r}, 'w')",
+    "replaces its input": "import os; os.unlink('/run/stdin'); os.symlink('/dev/zero', '/run/stdin')",
+}
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[CodeGrader]:
+    grader = CodeGrader(num_workers=2, limits=LIMITS)
+    grader.start()
+    yield grader
+    grader.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After each test no process is in the namespace of one of its sandboxes, and nothing is on the host."""
+    namespaces = []
+
+    class Watched(Sandbox):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            namespaces.append(os.readlink(f"/proc/{self._inside}/ns/pid"))
+
+    monkeypatch.setattr(code, "Sandbox", Watched)
+    monkeypatch.setenv("OF_THE_RUN", "1")
+    yield
+    assert not set(namespaces) & set(all_namespaces())
+    assert not Path(MARK).exists()
+
+
+def all_namespaces() -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            yield os.readlink(process / "ns/pid")
+
+
+def judged(grader: CodeGrader, program: str, tests: Tests, right: str = RIGHT) -> code.Verdict:
+    """What the program earns while a right one runs beside it, which has to pass."""
+    start = time.monotonic()
+    verdict, beside = grader.grade([f"```\n{text}\n```" for text in (program, right)], tests)
+    if tests is ADD_ONE:
+        assert beside.reward == 1.0, beside.reason
+    assert time.monotonic() - start < LIMITS.timeout_s + 3
+    return verdict
+
+
+@pytest.mark.parametrize("name", ATTEMPTS)
+def test_the_sandbox_does_not_give(name: str, grader: CodeGrader) -> None:
+    attempt, reason = ATTEMPTS[name]
+    verdict = judged(grader, f"{attempt}\n{RIGHT}", ADD_ONE)
+    assert verdict.reward == 0.0
+    assert re.search(reason, verdict.reason), verdict.reason
+
+
+@pytest.mark.parametrize("name", EXCESSES)
+def test_the_sandbox_ends(name: str, grader: CodeGrader) -> None:
+    program, reason = EXCESSES[name]
+    verdict = judged(grader, program, ADD_ONE)
+    assert verdict.reward == 0.0
+    assert re.search(reason, verdict.reason), verdict.reason
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_no_reward_for_a_program_that(name: str, grader: CodeGrader) -> None:
+    verdict = judged(grader, FAKES[name], UNKNOWABLE)
+    assert verdict.reward == 0.0
+    assert "wrong output" in verdict.reason or "ended" in verdict.reason
+
+
+@pytest.mark.parametrize("tests", [UNKNOWABLE_CALL, CHECKED], ids=["call", "check"])
+@pytest.mark.parametrize("name", FAKE_FUNCTIONS)
+def test_no_reward_for_a_function_that(name: str, tests: Tests, grader: CodeGrader) -> None:
+    right = f"def f(x): return {SECRET}"
+    verdict, beside = grader.grade([f"```\n{text}\n```" for text in (FAKE_FUNCTIONS[name], right)], tests)
+    assert verdict.reward == 0.0, verdict.reason
+    assert beside.reward == 1.0, beside.reason
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_no_harm_is_done_by_a_right_program_that(name: str, grader: CodeGrader) -> None:
+    verdict = judged(grader, f"{RIGHT}\nimport sys; sys.stdout.flush()\n{HARMLESS[name]}", ADD_ONE)
+    assert verdict.reward == 1.0, verdict.reason
+
+
+def test_who_looks_everywhere_does_find_what_is_there(grader: CodeGrader) -> None:
+    in_its_input = Tests("stdin", ((SECRET, SECRET),))
+    assert judged(grader, LOOK_EVERYWHERE, in_its_input).reward == 1.0
+
+
+def test_a_program_that_only_knows_the_first_test_fails_the_second(grader: CodeGrader) -> None:
+    assert judged(grader, "print(3)", ADD_ONE).reason == "test 2 of 2: wrong output: got '3', expected '11'"
+
+
+def test_sigkill_of_the_run_ends_its_sandboxes() -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-c", "import sys\nfrom oapl.grading.sandbox import *\n"
+         "s = Sandbox('while True: pass', 'stdin', '', Limits())\nprint(s._inside, flush=True)\n"
+         "s.run(b'', output_limit=1, timeout_s=60)"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    first_process = Path(f"/proc/{int(run.stdout.readline())}")
+    time.sleep(0.3)  # the program is running by now
+    assert first_process.exists()
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    deadline = time.monotonic() + 5
+    while first_process.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_without_bubblewrap_no_program_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TaskError, match=r"there is no (setpriv|bwrap)\. Install it: apt install"):
+        CodeGrader(1).grade([f"```\n{RIGHT}\n```"], ADD_ONE)
+
+
+def test_where_namespaces_are_refused_the_error_says_what_to_change(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refusal = "bwrap: No permissions to create a new namespace"
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\necho '{refusal}' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents[:-1]):  # which root's ordinary users cannot enter
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(TaskError, match=rf"{refusal}.*sysctl.*docker run --security-opt"):
+        sandbox.check()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_an_ordinary_user_has_the_same_sandbox() -> None:
+    source = Path(sandbox.__file__).parents[2]
+    checked = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "/usr/bin/python3", "-B", "-c",
+         "from oapl.grading.sandbox import check; print(check())"],
+        cwd="/", env={"PATH": os.environ["PATH"], "PYTHONPATH": str(source)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert re.fullmatch(r"3\.\d+\.\d+\n", checked.stdout), checked.stderr
