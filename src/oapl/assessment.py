@@ -32,6 +32,7 @@ from oapl.store.files import Lock, write_bytes
 
 DEFAULTS: Mapping[str, Any] = {
     "trainer": {"num_steps": 1, "weight_sync_steps": 1},
+    "sampling": {"max_completion_length": 1},
     "evaluation": {"num_generations": 4, "max_completion_length": 2048},
 }
 """Of an evaluation without a recipe, which trains nothing."""

@@ -78,7 +78,10 @@ def grade_again(judge: Judge, folder: RoundFolder, should_stop: Callable[[], boo
         if should_stop():
             return
         old = folder.read_draft(number) or folder.read_shard(number)  # a draft is what a kill in these lines left
-        waiting = [*old.failed, *(FailedGroup(g.position, g.prompt_id, NOT_GRADED, g) for g in old.groups)]
+        waiting = [
+            *old.failed,
+            *(FailedGroup(g.position, g.prompt_id, NOT_GRADED, g.without_verdicts()) for g in old.groups),
+        ]
         waiting.sort(key=lambda each: each.position)
         start = monotonic()
         groups, failed = judge.grade(waiting, round.num_prompts)

@@ -151,7 +151,10 @@ class Group(SampledGroup):
 
     @classmethod
     def of(cls, sampled: SampledGroup, verdicts: Sequence[Verdict]) -> Group:
-        return cls(**{f.name: getattr(sampled, f.name) for f in fields(SampledGroup)}, verdicts=tuple(verdicts))
+        return cls(**vars(sampled), verdicts=tuple(verdicts))
+
+    def without_verdicts(self) -> SampledGroup:
+        return SampledGroup(**{f.name: getattr(self, f.name) for f in fields(SampledGroup)})
 
 
 @dataclass(frozen=True)

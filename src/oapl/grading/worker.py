@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -116,7 +118,8 @@ def _serve(connection: Connection, function: str, folder: str, memory_bytes: int
         except (EOFError, OSError):
             return
         try:
-            answer = ("value", call(**arguments))
+            value = call(**arguments)
+            answer = ("value", asyncio.run(value) if inspect.iscoroutine(value) else value)
         except Exception as error:
             answer = ("error", _describe(error))
         try:

@@ -59,12 +59,10 @@ def evaluation_table(title: str, summary: Mapping[str, Any]) -> Table:
     """What an evaluation found: pass@k, the vote of all samples, their length, and what may spoil it."""
     n = summary["num_generations"]
     table = Table(
-        "",
-        "",
+        title,
+        f"{summary['num_prompts']} problems, {n} samples each",
         box=SIMPLE,
-        show_header=False,
-        title=f"{title}: {summary['num_prompts']} problems, {n} samples each",
-        title_justify="left",
+        pad_edge=False,
         caption="95 % intervals over problems",
         caption_justify="left",
     )

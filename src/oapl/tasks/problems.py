@@ -55,8 +55,10 @@ def make_prompt(prompt_id: str, row: Mapping[str, Any], config: TaskConfig) -> P
         text = row[first_of(PROBLEM_COLUMNS, row)]
         if "entry_point" in row:  # HumanEval's, whose problem is itself the beginning of the code to write
             text = fill_template(f"Complete the function `{row['entry_point']}`.", row["prompt"], config)
-        elif isinstance(text, str):
-            text = fill_template(text, row.get("starter_code") or "", config)
+        else:
+            columns.pop("prompt", None)
+            if isinstance(text, str):
+                text = fill_template(text, row.get("starter_code") or "", config)
         if config.name == "math":
             columns["answer"] = gold_answer(prompt_id, row)
     if not isinstance(text, str) and not is_chat(text):

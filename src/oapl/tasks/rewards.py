@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from oapl.config import TaskConfig
 from oapl.errors import GradingError, TaskError
 from oapl.grading.code import CodeGrader
-from oapl.grading.math import MathGrader
+from oapl.grading.pool import MathGrader
 from oapl.grading.problem_tests import parse_tests
+from oapl.grading.sandbox import Limits
 from oapl.grading.worker import FunctionWorker
 from oapl.types import Prompt, Verdict
 
@@ -58,7 +59,10 @@ class MathReward:
 
     def __init__(self, config: TaskConfig) -> None:
         self._grader = MathGrader(
-            num_workers=config.num_workers, timeout_s=config.reward_timeout_s, answer_after=config.answer_after
+            config.num_workers,
+            config.reward_timeout_s,
+            answer_after=config.answer_after,
+            timeout_setting="task.reward_timeout_s",
         )
         self.verifier = self._grader.verifier
 
@@ -78,19 +82,19 @@ class CodeReward:
     name = "code"
 
     def __init__(self, config: TaskConfig) -> None:
-        self._grader = CodeGrader(
-            num_workers=config.num_workers,
-            timeout_s=config.test_timeout_s,
-            max_tests=config.max_tests,
-            answer_after=config.answer_after,
-        )
+        limits = Limits(timeout_s=config.test_timeout_s)
+        self._grader = CodeGrader(config.num_workers, limits, config.max_tests, config.answer_after)
         self.verifier = self._grader.verifier
 
     def start(self) -> None:
         self._grader.start()
 
     def grade(self, prompt: Prompt, completions: Sequence[str]) -> list[Verdict | None]:
-        return [*self._grader.grade(completions, parse_tests(prompt.columns))]
+        try:
+            tests = parse_tests(prompt.columns)
+        except TaskError as error:  # of one row among many, which is no reason to end a run
+            raise GradingError(str(error)) from error
+        return [*self._grader.grade(completions, tests)]
 
     def close(self) -> None:
         self._grader.close()

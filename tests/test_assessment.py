@@ -1,0 +1,331 @@
+"""`oapl eval` on files and benchmarks, killed and resumed, graded again; `oapl compare`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import make_completion, make_group, make_round, make_shard
+from oapl.cli import main
+from oapl.config import TaskConfig, load_recipe
+from oapl.evaluation import majority, paired_test, read_scores
+from oapl.sampler import Sampler
+from oapl.store import RoundFolder
+from oapl.tasks.countdown import Countdown
+from oapl.types import FailedGroup, Group, PolicyRef, Verdict
+
+JUDGES = '''\
+import os, time
+
+def echo(prompts, completions, **columns):
+    """1 for completions of an even length."""
+    time.sleep(float(os.environ.get("GRADING_S", "0")))
+    return [float(len(completion) % 2 == 0) for completion in completions]
+
+def broken(prompts, completions, **columns):
+    raise RuntimeError("the judge is ill")
+
+def odd(prompts, completions, **columns):
+    return [float(len(completion) % 2) for completion in completions]
+'''
+LENGTH = ["--evaluation.max_completion_length", "8"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder a user works in: problems the tiny model can read, and judges."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "judges.py").write_text(JUDGES)
+    rows = [{"problem": f"use {i} 2 make 9\n", "answer": str(i)} for i in range(6)]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def eval_arguments(model: Path, *more: str, judge: str = "echo") -> list[str]:
+    own = ["--task.prompt_template", "{problem}", "--task.reward_funcs", f"judges:{judge}"]
+    return ["eval", str(model), "--data", "problems.jsonl", *own, *LENGTH, *more]
+
+
+def texts(folder: RoundFolder) -> dict[int, tuple[str, ...]]:
+    shards = [folder.read_shard(number) for number in folder.stored_shards()]
+    found = {group.position: group.texts for shard in shards for group in shard.groups}
+    return found | {f.position: f.sampled.texts for shard in shards for f in shard.failed if f.sampled is not None}
+
+
+# Evaluations without a recipe
+
+
+def test_a_file_is_evaluated_without_a_recipe(folder: Path, tiny_model: Path, capsys: Any):
+    assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 0
+    output = RoundFolder(folder / "out")
+    summary = json.loads((folder / "out" / "summary.json").read_text())
+    assert (summary["num_prompts"], summary["num_generations"]) == (6, 4)  # all rows, four samples by default
+    assert summary["problems"] == "problems.jsonl"
+    lengths = [len(text) for group in texts(output).values() for text in group]
+    assert summary["pass_at_k"]["1"][0] == pytest.approx(np.mean([length % 2 == 0 for length in lengths]))
+    assert "mean@4" in capsys.readouterr().out
+
+
+def test_a_benchmark_takes_its_rows_from_a_file(folder: Path, tiny_model: Path, capsys: Any):
+    arguments = ["--task.prompt_template", "{problem}", *LENGTH]
+    assert main(["eval", str(tiny_model), "--benchmark", "aime_2025", "--data", "problems.jsonl", *arguments]) == 0
+    (made,) = (folder / "evaluations").iterdir()
+    assert made.name.endswith("-aime_2025")
+    summary = json.loads((made / "summary.json").read_text())
+    assert summary["verifier"].startswith("math/")
+    assert summary["cons_at_n"][0] == 0.0  # nothing boxed, so nobody voted
+    assert "cons@4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say on what: a recipe, --benchmark NAME, --data FILE"),
+        (["--benchmark", "aime_1999"], "no benchmark has that name. There are aime_2024"),
+        (["--benchmark", "livecodebench@v9"], "releases v1 to v6"),
+        (["--benchmark", "aime_2025", "--benchmark", "amc", "--data", "x.jsonl"], "are for one benchmark"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told(
+    folder: Path, tiny_model: Path, capsys: Any, arguments: list[str], message: str
+):
+    assert main(["eval", str(tiny_model), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_on_other_problems_and_not_on_those_its_weights_were_chosen_by(
+    folder: Path, write_recipe: Any, capsys: Any
+):
+    (folder / "chosen.jsonl").write_text((folder / "problems.jsonl").read_text())
+    (folder / "held_out.jsonl").write_text((folder / "problems.jsonl").read_text())
+    recipe = write_recipe(
+        task={
+            "name": "math",
+            "dataset": "problems.jsonl",
+            "eval_dataset": "held_out.jsonl",
+            "validation_dataset": "chosen.jsonl",
+            "prompt_template": "{problem}",
+            "reward_funcs": ["judges:echo"],
+        },
+        trainer={"num_steps": 2, "weight_sync_steps": 2},
+        selection={"eval_steps": 2, "num_prompts": 2, "num_generations": 2},
+    )
+    assert main(["train", str(recipe), "--run_dir", "run"]) == 0
+    arguments = ["--task.prompt_template", "{problem}"]
+    assert main(["eval", "run", "--benchmark", "amc", "--data", "problems.jsonl", *arguments]) == 0
+    made = folder / "run" / "benchmarks" / "amc" / "000001"
+    assert json.loads((made / "summary.json").read_text())["model"] == "run, policy 1"
+    settings = (folder / "run" / "config.toml").read_text()
+    (folder / "run" / "config.toml").write_text(settings.replace("chosen.jsonl", "amc"))
+    assert main(["eval", "run", "--benchmark", "amc", "--data", "problems.jsonl"]) == 2
+    assert "the run's weights were chosen by these problems" in capsys.readouterr().err
+
+
+# Nothing is sampled twice
+
+
+def test_what_was_sampled_is_graded_after_a_failure_and_not_sampled_again(
+    folder: Path, write_recipe: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    recipe = load_recipe(write_recipe(trainer={"weight_sync_steps": 4}, engine={"max_num_seqs": 16}))
+    round = make_round(0, PolicyRef(0, 0, "digest"), num_shards=4, num_generations=4)
+    stored = RoundFolder(folder / "round")
+    sampled: list[int] = []
+    grade = Countdown.grade
+
+    def fill() -> None:
+        sampler = Sampler(recipe, lambda _: tiny_model)
+        generate = sampler.engine.generate
+        monkeypatch.setattr(sampler.engine, "generate", lambda r, p: sampled.append(len(r)) or generate(r, p))
+        try:
+            sampler.fill(stored, round)
+        finally:
+            sampler.close()
+
+    def fail_at_the_third(self: Countdown, prompt: Any, completions: Any) -> Any:
+        if prompt.id == "train/2":
+            raise KeyboardInterrupt
+        return grade(self, prompt, completions)
+
+    monkeypatch.setattr(Countdown, "grade", fail_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert stored.stored_shards() == [0, 1]
+    assert sampled == [1, 1, 1]
+    monkeypatch.setattr(Countdown, "grade", grade)
+    fill()
+    assert sampled == [1, 1, 1, 1]  # the third was not sampled again, only the fourth
+    assert stored.is_sealed()
+    assert not list(stored.path.glob("draft-*"))
+
+
+def test_an_evaluation_killed_at_any_moment_goes_on_and_keeps_what_it_had(folder: Path, tiny_model: Path):
+    """SIGKILL after ever longer times, until it ends by itself; grading is slow enough to be hit."""
+    more = ["--output_dir", "out", "--engine.max_num_seqs", "8"]
+    command = [sys.executable, "-m", "oapl", *eval_arguments(tiny_model, *more)]
+    environment = {**os.environ, "GRADING_S": "0.4", "OMP_NUM_THREADS": "1"}
+    output = RoundFolder(folder / "out")
+    kept: dict[str, bytes] = {}
+    patience, code = 4.0, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            try:
+                process.wait(patience)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        code = process.returncode
+        for path, data in kept.items():
+            assert Path(path).read_bytes() == data  # what was stored once is what it stays
+        kept = {str(path): path.read_bytes() for path in output.path.glob("groups-*")}
+        patience += 1.0
+    assert code == 0
+    assert patience > 6.0  # it was killed several times
+    assert output.is_sealed()
+    assert sorted(texts(output)) == list(range(6))
+
+
+def test_two_evaluations_do_not_share_a_folder(folder: Path, tiny_model: Path, capsys: Any):
+    command = [sys.executable, "-m", "oapl", *eval_arguments(tiny_model, "--output_dir", "out")]
+    environment = {**os.environ, "GRADING_S": "3", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        while not (folder / "out" / "round.json").exists():
+            time.sleep(0.05)
+        assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 1
+        process.kill()
+    assert "already has a evaluation at work" in capsys.readouterr().err
+
+
+# Grading again
+
+
+def test_what_could_not_be_graded_is_kept_and_graded_once_the_judge_is_well(
+    folder: Path, tiny_model: Path, capsys: Any
+):
+    ill = eval_arguments(tiny_model, "--output_dir", "out", judge="broken")
+    assert main(ill) == 1
+    assert "the judge is ill" in capsys.readouterr().err
+    assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 0
+    assert sorted(texts(RoundFolder(folder / "out"))) == list(range(6))
+
+
+def test_samples_are_graded_again_by_another_reward_with_nothing_sampled(
+    folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    output = RoundFolder(folder / "out")
+    assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 0
+    before, even = texts(output), read_scores(output, TaskConfig(name="countdown"))
+
+    def load(*_: Any) -> None:
+        raise AssertionError("grading loads no model")
+
+    monkeypatch.setattr("oapl.engines.embedded.EmbeddedEngine.load", load)
+    again = eval_arguments(tiny_model, "--output_dir", "out", "--regrade", judge="odd")
+    assert main(again) == 0
+    odd = read_scores(output, TaskConfig(name="countdown"))
+    assert texts(output) == before
+    assert {p: 4 - count for p, count in even.num_correct.items()} == dict(odd.num_correct)  # every verdict turned over
+    assert json.loads((output.path / "summary.json").read_text())["verifier"].startswith("judges:odd/")
+    assert list(output.path.glob("groups-00000.parquet.aside-1"))  # what it said before
+
+
+def test_grading_again_needs_a_complete_evaluation(folder: Path, tiny_model: Path, capsys: Any):
+    assert main(eval_arguments(tiny_model, "--output_dir", "out", "--regrade")) == 1
+    assert "out" in capsys.readouterr().err
+
+
+# Scores
+
+
+def voters(*answers: tuple[str | None, float]) -> Group:
+    group = make_group(0, [reward for _, reward in answers])
+    return Group.of(group.without_verdicts(), [Verdict(reward, answer) for answer, reward in answers])
+
+
+def test_the_majority_is_right_where_the_most_frequent_answer_is():
+    assert majority(voters(("7", 1.0), ("8", 0.0), ("7", 1.0)), 1.0) == 1.0
+    assert majority(voters(("7", 1.0), ("8", 0.0), ("8", 0.0)), 1.0) == 0.0
+
+
+def test_right_answers_are_one_answer_however_written_and_wrong_ones_are_told_apart():
+    # 1/2 and 0.5 together have two votes, 2 and 3 one each.
+    assert majority(voters(("1/2", 1.0), ("0.5", 1.0), ("2", 0.0), ("3", 0.0)), 1.0) == 1.0
+    assert majority(voters(("1/2", 1.0), ("0.5", 1.0), ("2 ", 0.0), ("2", 0.0), ("2", 0.0)), 1.0) == 0.0
+
+
+def test_a_tie_is_broken_by_lot_and_who_has_no_answer_does_not_vote():
+    assert majority(voters(("7", 1.0), ("8", 0.0)), 1.0) == 0.5
+    assert majority(voters((None, 0.0), (None, 0.0), ("7", 1.0)), 1.0) == 1.0
+    assert majority(voters((None, 0.0), (None, 0.0)), 1.0) == 0.0
+
+
+def test_the_paired_test_counts_sign_flips_at_least_as_far_from_zero():
+    # Of the 2^4 sign flips of (1, 1, 1, 1) / 4 only two have a mean of size 1: p = 2 / 16.
+    assert paired_test(np.ones(4)) == pytest.approx(2 / 16, abs=0.01)
+    # Any flip of (1, -1) has a mean of size 0 or 1, and all are at least 0 away.
+    assert paired_test(np.array([1.0, -1.0])) == 1.0
+    # Forty problems all better by 1/4: 2 in 2^40.
+    assert paired_test(np.full(40, 0.25)) < 0.001
+
+
+# Side by side
+
+
+@pytest.fixture
+def two_evaluations(folder: Path, tiny_model: Path) -> list[str]:
+    for seed in ("0", "1"):
+        assert main(eval_arguments(tiny_model, "--output_dir", f"out{seed}", "--seed", seed)) == 0
+    return ["out0", "out1"]
+
+
+def test_evaluations_are_compared_with_a_paired_test_a_table_and_a_picture(
+    folder: Path, two_evaluations: list[str], capsys: Any
+):
+    assert main(["compare", *two_evaluations, "--output", "both"]) == 0
+    printed = capsys.readouterr().out
+    assert "pass@4" in printed
+    assert "paired over 6 problems" in printed
+    result = json.loads((folder / "both.json").read_text())
+    first, second = (read_scores(RoundFolder(folder / name), TaskConfig(name="countdown")) for name in two_evaluations)
+    assert result["difference"]["pass_at_k"]["1"]["difference"][0] == pytest.approx(
+        second.pass_at(1).mean() - first.pass_at(1).mean()
+    )
+    assert [each["name"] for each in result["evaluations"]] == two_evaluations  # one model, so the folders tell
+    assert (folder / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_answers_to_other_problems_are_not_compared(folder: Path, two_evaluations: list[str], capsys: Any):
+    path = folder / "out1" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "problems": "others.jsonl"}))
+    assert main(["compare", *two_evaluations]) == 2
+    assert "only answers to the same problems can be compared" in capsys.readouterr().err
+
+
+def test_what_is_no_evaluation_is_told(folder: Path, capsys: Any):
+    assert main(["compare", "nowhere"]) == 2
+    assert "nowhere is not a complete evaluation" in capsys.readouterr().err
+
+
+def test_failed_groups_keep_their_samples_in_the_store(folder: Path):
+    round = make_round(0, PolicyRef(0, 0, "d"), num_shards=1, prompts_per_shard=2)
+    stored = RoundFolder(folder / "round")
+    stored.open(round)
+    group = make_group(1, [0.0, 1.0], completions=[make_completion([5, 6]), make_completion([7])])
+    failed = FailedGroup(1, "train/1", "it hung", group.without_verdicts())
+    stored.write_shard(round, 0, make_shard([make_group(0, [1.0, 0.0])], [failed]))
+    shard = stored.read_shard(0)
+    (failed,) = shard.failed
+    assert failed.cause == "it hung"
+    assert failed.sampled is not None
+    assert [c.token_ids.tolist() for c in failed.sampled.completions] == [[5, 6], [7]]
+    assert [group.position for group in shard.groups] == [0]
+    assert shard.num_completions == 2  # of those that count
