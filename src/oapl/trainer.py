@@ -185,10 +185,11 @@ class Trainer:
 
 
 def scheduled_learning_rate(config: TrainerConfig, step: int) -> float:
-    """Of the step numbered `step` from 0: a linear warm-up, then constant, or a half cosine to 0."""
+    """Of the step numbered `step` from 0: a linear warm-up, then constant, or a half cosine to its least."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.lr_scheduler_type == "constant":
         return config.learning_rate
     progress = (step - config.warmup_steps) / max(1, config.num_steps - config.warmup_steps)
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    above_least = 0.5 * (1 + math.cos(math.pi * progress))
+    return config.learning_rate * (config.min_lr_rate + (1 - config.min_lr_rate) * above_least)

@@ -212,8 +212,9 @@ class TrainerConfig(Section):
     )
     learning_rate: Positive = Field(1e-6, description="Peak learning rate of AdamW.")
     lr_scheduler_type: Literal["constant", "cosine"] = Field(
-        "constant", description="After the warm-up; cosine ends at 0."
+        "constant", description="After the warm-up; cosine ends at min_lr_rate."
     )
+    min_lr_rate: float = Field(0.0, ge=0, lt=1, description="Share of the peak at which the cosine ends.")
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
     weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW.")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
@@ -256,6 +257,15 @@ class TrainerConfig(Section):
             raise ValueError(
                 f"num_epochs = {self.num_epochs} must divide weight_sync_steps = {self.weight_sync_steps}, "
                 f"the steps of a round"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> TrainerConfig:
+        if self.min_lr_rate and self.lr_scheduler_type != "cosine":
+            raise ValueError(
+                f"min_lr_rate = {self.min_lr_rate} is where a cosine ends, and lr_scheduler_type = "
+                f"{self.lr_scheduler_type!r} has no end. Leave it out, or set lr_scheduler_type = 'cosine'"
             )
         return self
 
