@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from oapl.anchor import Anchor
 from oapl.attention import KEPT, KEPT_COMPILED
 from oapl.batching import Row, collate, group_rows, micro_batches, step_counts
 from oapl.causal_lm import take_apart
@@ -57,6 +59,7 @@ class Trainer:
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
         """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
+        self.anchor = Anchor(recipe) if recipe.recomputes_anchor else None
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=self.config.learning_rate,
@@ -127,6 +130,11 @@ class Trainer:
             is_small = num_scores * self.model.dtype.itemsize <= KEPT_BYTES
             self.model.set_attn_implementation(kept if is_small else "sdpa")
         scalars: dict[str, Tensor] = {}
+        if self.anchor is not None:
+            attn_implementation = self.model.config._attn_implementation
+            recomputed = self.anchor.logprobs(batch, attn_implementation, max_tokens if is_long else None)
+            scalars["anchor_gap"] = (recomputed - batch.sampler_logprobs).abs().sum() / counts.num_tokens
+            batch = replace(batch, sampler_logprobs=recomputed)
 
         def loss_of(logprobs: Tensor) -> Tensor:
             loss, metrics = self.objective.loss(logprobs, batch.sampler_logprobs, batch.mask, batch.advantages, counts)

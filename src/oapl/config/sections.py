@@ -142,6 +142,10 @@ class OAPLConfig(Section):
         0.1,
         description="Scales the log-ratio, in reward per nat; the paper uses 1e-3, for answers of thousands of tokens.",
     )
+    anchor: Literal["engine", "trainer"] = Field(
+        "engine",
+        description="The sampler's log-probs: as the engine drew, or computed again by a frozen copy in the trainer.",
+    )
     leave_one_out: bool = Field(False, description="Each completion's value from the others of its group.")
     drop_uniform_groups: bool = Field(False, description="Leave out groups whose completions all have one reward.")
     rescale: bool = Field(False, description="Divide the loss by 2 * beta2: gradients in policy-gradient units.")
@@ -430,6 +434,11 @@ class Recipe(BaseSettings):
     def policy_of_round(self, index: int) -> int:
         """The version of the policy that samples a round."""
         return max(0, index - self.launch.rounds_ahead)
+
+    @property
+    def recomputes_anchor(self) -> bool:
+        """Whether the loss takes the sampler's log-probs from the trainer's own computation, not from the engine."""
+        return isinstance(self.loss, OAPLConfig) and self.loss.anchor == "trainer"
 
     @property
     def snapshot_steps(self) -> range:
