@@ -350,6 +350,12 @@ class EvaluationConfig(Section):
     num_prompts: Count = Field(256, description="Held-out problems (fewer where the split has fewer).")
     num_generations: Count = Field(64, description="Samples a problem; pass@k is given for powers of two up to it.")
     temperature: Positive = Field(1.0, description="Of the evaluation's samples.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="Evaluations draw from the fewest likeliest tokens whose chances sum to this. Training does not: "
+        "a truncated sampler is another policy than the trainer computes.",
+    )
+    top_k: int = Field(0, ge=0, description="Evaluations draw from so many likeliest tokens, before top_p; 0 is all.")
     max_completion_length: Count | None = Field(None, description="By default that of `sampling`.")
     eval_on_start: bool = Field(True, description="Evaluate the model as it came; else there is no difference to give.")
     num_workers: Count = Field(1, description="Processes that sample an evaluation side by side.")
