@@ -74,7 +74,7 @@ def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: 
                 f"model.attn_implementation = {attn_implementation!r} cannot be used here: {_first_line(error)}"
             ) from error
         raise _cannot_load("model", name_or_path, error) from error
-    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+    if caps_scores(model):
         if attn_implementation == "sdpa":
             raise ModelError(
                 f"model.attn_implementation = 'sdpa' leaves out the cap on attention's scores that "
@@ -83,6 +83,11 @@ def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: 
         if attn_implementation is None:
             model.set_attn_implementation("eager")
     return model.to(device).eval()
+
+
+def caps_scores(model: PreTrainedModel) -> bool:
+    """Whether attention's scores have a cap, which only `eager` heeds."""
+    return getattr(model.config, "attn_logit_softcapping", None) is not None
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:

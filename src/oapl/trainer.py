@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from oapl.anchor import Anchor
 from oapl.attention import KEPT, KEPT_COMPILED
@@ -38,12 +39,7 @@ class Trainer:
         self.recipe, self.config = recipe, recipe.trainer
         torch.manual_seed(recipe.seed)
         self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
-        self.chooses_attention = (
-            self.config.bf16
-            and self.config.device == "cpu"
-            and recipe.model.attn_implementation is None
-            and self.model.config._attn_implementation == "sdpa"
-        )
+        self.chooses_attention = chooses_attention(recipe, self.model)
         self.lm = take_apart(self.model, compile_head=self.config.torch_compile)
         self.tokenizer = load_tokenizer(source)
         if recipe.model.use_peft:
@@ -124,11 +120,8 @@ class Trainer:
         is_long = len(rows) == 1 and len(rows[0]) > max_tokens and self.keeps_states
         batch = collate(rows, self.config.device, share_prompts=self.keeps_states and not is_long)
         if self.chooses_attention:
-            kept = KEPT_COMPILED if self.config.torch_compile else KEPT
-            sizes = self.model.config.get_text_config(decoder=True)
-            num_scores = batch.num_scores * sizes.num_hidden_layers * sizes.num_attention_heads
-            is_small = num_scores * self.model.dtype.itemsize <= KEPT_BYTES
-            self.model.set_attn_implementation(kept if is_small else "sdpa")
+            kind = attention_by_size(self.model, batch.num_scores, self.config.torch_compile)
+            self.model.set_attn_implementation(kind)
         scalars: dict[str, Tensor] = {}
         if self.anchor is not None:
             attn_implementation = self.model.config._attn_implementation
@@ -190,6 +183,25 @@ class Trainer:
                 f"{self.recipe.model.name_or_path!r} holds now. Restore that model."
             )
         self.step, self.consumed = state["step"], state["consumed"]
+
+
+def chooses_attention(recipe: Recipe, model: PreTrainedModel) -> bool:
+    """Whether the kind of attention is to be chosen for each micro-batch by its size."""
+    return (
+        recipe.trainer.bf16
+        and recipe.trainer.device == "cpu"
+        and recipe.model.attn_implementation is None
+        and model.config._attn_implementation == "sdpa"
+    )
+
+
+def attention_by_size(model: PreTrainedModel, num_scores: int, is_compiled: bool) -> str:
+    """The kind of attention for so many pairs of tokens: that which keeps their chances, where they are few."""
+    sizes = model.config.get_text_config(decoder=True)
+    num_kept = num_scores * sizes.num_hidden_layers * sizes.num_attention_heads
+    if num_kept * model.dtype.itemsize > KEPT_BYTES:
+        return "sdpa"
+    return KEPT_COMPILED if is_compiled else KEPT
 
 
 def scheduled_learning_rate(config: TrainerConfig, step: int) -> float:
