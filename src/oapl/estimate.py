@@ -253,8 +253,8 @@ def kept_by_layers(recipe: Recipe, model: PreTrainedModel, rows: int, tokens: in
     num_bytes = sum(storage.nbytes() for storage in kept.values())
     if recipe.trainer.gradient_checkpointing:
         config = model.config.get_text_config(decoder=True)
-        num_layers: int = config.num_hidden_layers
-        return num_layers * rows * tokens * config.hidden_size * model.dtype.itemsize + num_bytes // num_layers
+        inputs: int = config.num_hidden_layers * rows * tokens * config.hidden_size * model.dtype.itemsize
+        return inputs + num_bytes // int(config.num_hidden_layers)
     return num_bytes
 
 
