@@ -151,17 +151,17 @@ def test_what_the_engine_said_moves_nothing(write_recipe, recorded: RunFolder, t
 
 
 @pytest.mark.parametrize(
-    "sections",
+    ("sections", "is_damaged"),
     [
-        {},
-        {"launch": {"rounds_ahead": 1}},
-        {"trainer": {"num_epochs": 2}},
-        {"trainer": {"bf16": True}},
-        {"model": {"use_peft": True}},
+        ({}, False),
+        ({}, True),
+        ({"launch": {"rounds_ahead": 1}}, True),
+        ({"trainer": {"num_epochs": 2}}, True),
+        ({"trainer": {"bf16": True}}, False),
+        ({"model": {"use_peft": True}}, False),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_resume_in_mid_round_is_exact(write_recipe, run: RunFolder, sections: dict[str, Any], is_damaged: bool):
     """The last two steps are done again, from a checkpoint within round 2. Where the policy that sampled that round is
     damaged, it is made again first, though the round is full."""
