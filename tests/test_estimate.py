@@ -222,7 +222,7 @@ def test_a_large_model_is_estimated_without_its_weights(write_recipe, tmp_path: 
 def test_without_a_config_a_dry_run_counts_tokens_alone(write_recipe, capsys, name: str):
     out = dry_run(write_recipe(), capsys, "--model.name_or_path", name)
     assert tomllib.loads(out)["model"]["name_or_path"] == name
-    assert f"# Memory and disk are not known: no config of {name} (" in out
+    assert f"# Memory and disk are not known, as the shape of {name} is not: " in out
     assert "#   the run  samples 96 completions, 960 tokens" in out
     assert "trainer's memory" not in out
 

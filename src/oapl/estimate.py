@@ -17,7 +17,7 @@ from oapl.config import Recipe
 from oapl.engines.slots import bytes_per_token
 from oapl.head import chunk_logits
 from oapl.lora import add_lora, trained_parameters
-from oapl.model import caps_scores, resolve
+from oapl.model import caps_scores, first_line, resolve
 from oapl.trainer import attention_by_size, chooses_attention
 
 FLOAT32 = 4
@@ -49,13 +49,13 @@ class Facts:
 
 
 def estimate(recipe: Recipe) -> list[str]:
-    """Lines to read. Where the model's config cannot be had, they say so, and only count what is sampled."""
+    """Lines to read. Where the model's shape cannot be had, they say so, and only count what is sampled."""
     lines = ["What the run will take. Tokens are at most so many; prompts come on top.", "", *count_lines(recipe), ""]
     try:
         facts = facts_of(recipe)
     except Exception as error:  # a config comes from anywhere, its code raises anything, and a dry run is to go on
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return [*lines, f"Memory and disk are not known: no config of {recipe.model.name_or_path} ({reason})"]
+        name, reason = recipe.model.name_or_path, first_line(error)
+        return [*lines, f"Memory and disk are not known, as the shape of {name} is not: {reason}"]
     total = facts.num_parameters + facts.num_added
     return [
         *lines,
