@@ -17,7 +17,7 @@ from conftest import make_tiny_model
 from oapl.config import EngineConfig
 from oapl.engines import make_engine
 from oapl.engines.base import Engine
-from oapl.engines.embedded import EmbeddedEngine, draw
+from oapl.engines.embedded import EmbeddedEngine, draw, least_kept
 from oapl.errors import EngineError
 from oapl.model import eos_token_ids, load_model, load_tokenizer, next_token_logprobs
 from oapl.types import Request, SamplingParams
@@ -151,6 +151,66 @@ def test_tokens_follow_the_models_distribution(engine: Engine, model_folder: Pat
     assert statistic < degrees + 5 * np.sqrt(2 * degrees)
 
 
+TRUNCATED = [{"top_p": 0.6}, {"top_k": 3}, {"top_p": 0.7, "top_k": 5}]
+
+
+def left_by(logits: torch.Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> dict[int, float]:
+    """The tokens that truncation leaves, and their renormalised chances, by the definition: of the top_k likeliest
+    tokens, the fewest whose chances among these sum to top_p."""
+    chances = (logits.double() / temperature).softmax(-1)
+    likeliest = chances.argsort(descending=True).tolist()[: top_k or None]
+    total, kept = sum(chances[token].item() for token in likeliest), {}
+    for token in likeliest:
+        kept[token] = chances[token].item()
+        if sum(kept.values()) >= top_p * total:
+            break
+    return {token: chance / sum(kept.values()) for token, chance in kept.items()}
+
+
+@pytest.mark.parametrize("truncation", TRUNCATED, ids=str)
+def test_no_token_outside_of_the_truncation_is_drawn_and_log_probs_are_renormalised(
+    engine: Engine, model_folder: Path, truncation: dict[str, float]
+):
+    model, asked = load_model(str(model_folder), "float32", "cpu"), requests(1, 2, 3)
+    answers = engine.generate(asked, SamplingParams(0.8, 20, 8, **truncation))
+    num_left = set()
+    for request, group in zip(asked, answers, strict=True):
+        for completion in group:
+            ids = [*request.prompt_ids.tolist(), *completion.token_ids.tolist()]
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, len(request.prompt_ids) - 1 : -1]
+            for place, token in enumerate(completion.token_ids.tolist()):
+                left = left_by(logits[place], 0.8, **truncation)
+                assert token in left
+                assert completion.logprobs[place] == pytest.approx(np.log(left[token]), abs=1e-4)
+                num_left.add(len(left))
+    assert max(num_left) > 1
+
+
+@pytest.mark.parametrize("truncation", TRUNCATED, ids=str)
+def test_every_token_that_truncation_leaves_is_drawn_as_often_as_its_chance(
+    engine: Engine, model_folder: Path, truncation: dict[str, float]
+):
+    """The first tokens of 2,000 completions: the share of each lies within 5 standard errors of at most 0.0112."""
+    with torch.no_grad():
+        logits = load_model(str(model_folder), "float32", "cpu")(torch.tensor([PROMPTS[0]])).logits[0, -1]
+    left = left_by(logits, 1.3, **truncation)
+    (group,) = engine.generate([Request(np.array(PROMPTS[0], np.int32), 0)], SamplingParams(1.3, 1, 2000, **truncation))
+    shares = np.bincount([c.token_ids[0] for c in group], minlength=len(logits)) / 2000
+    assert shares == pytest.approx([left.get(token, 0.0) for token in range(len(logits))], abs=5 * 0.0112)
+    assert set(np.flatnonzero(shares)) == left.keys()
+
+
+def test_a_truncation_that_leaves_every_token_changes_nothing(engine: Engine, model_folder: Path):
+    vocabulary = load_model(str(model_folder), "float32", "cpu").config.vocab_size
+    plain = engine.generate(requests(1, 2, 3), SamplingParams(1.0, 16, 4))
+    whole = engine.generate(requests(1, 2, 3), SamplingParams(1.0, 16, 4, top_k=vocabulary))
+    for a, b in zip(plain, whole, strict=True):
+        for one, other in zip(a, b, strict=True):
+            np.testing.assert_array_equal(one.token_ids, other.token_ids)
+            np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
 def test_scores_are_the_log_probs_of_given_tokens(engine: Engine):
     asked = requests(4)
     (group,) = engine.generate(asked, SamplingParams(1.0, 12, 2))
@@ -259,7 +319,7 @@ def test_a_large_vocabulary_is_drawn_from_as_a_small_one():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(500, 1000, generator=generator) * 3
     uniform = torch.rand(500, generator=generator, dtype=torch.float64)
-    tokens, logprobs = draw(logits, uniform, temperature=0.7)
+    tokens, logprobs = draw(logits, uniform, SamplingParams(0.7, 1, 1))
     expected = (logits.double() / 0.7).log_softmax(-1)
     upto = expected.exp().cumsum(-1)
     for row, token in enumerate(tokens.tolist()):
@@ -268,15 +328,27 @@ def test_a_large_vocabulary_is_drawn_from_as_a_small_one():
     torch.testing.assert_close(logprobs.double(), expected.gather(-1, tokens[:, None])[:, 0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("truncation", TRUNCATED, ids=str)
+def test_a_large_vocabulary_is_truncated_by_the_definition(spread: float, truncation: dict[str, float]):
+    """Where chances are nearly equal, 0.6 of them are 600 of 1,000 tokens, more than are sorted at first."""
+    logits = torch.randn(20, 1000, generator=torch.Generator().manual_seed(0)) * spread
+    least = least_kept(logits, truncation.get("top_p", 1.0), truncation.get("top_k", 0))
+    for row, bound in zip(logits, least[:, 0], strict=True):
+        assert set(torch.nonzero(row >= bound)[:, 0].tolist()) == left_by(row, 1.0, **truncation).keys()
+
+
 def test_draw_inverts_the_cumulative_distribution():
     """Probabilities 0.5, 0.3, 0.2: uniform 0.49 is token 0, 0.51 and 0.79 token 1, 0.81 token 2."""
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(4, 3)
-    tokens, logprobs = draw(logits, torch.tensor([0.49, 0.51, 0.79, 0.81], dtype=torch.float64), temperature=1.0)
+    tokens, logprobs = draw(
+        logits, torch.tensor([0.49, 0.51, 0.79, 0.81], dtype=torch.float64), SamplingParams(1.0, 1, 1)
+    )
     assert tokens.tolist() == [0, 1, 1, 2]
     torch.testing.assert_close(logprobs.exp(), torch.tensor([0.5, 0.3, 0.3, 0.2]))
 
 
 def test_draw_never_takes_an_impossible_token():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(2, 3)
-    tokens, _ = draw(logits, torch.tensor([0.0, 1.0 - 1e-12], dtype=torch.float64), temperature=1.0)
+    tokens, _ = draw(logits, torch.tensor([0.0, 1.0 - 1e-12], dtype=torch.float64), SamplingParams(1.0, 1, 1))
     assert tokens.tolist() == [1, 1]

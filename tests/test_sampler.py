@@ -12,7 +12,7 @@ from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import TaskError
 from oapl.model import load_model, load_tokenizer, probe_gap, save_policy, score
-from oapl.plan import plan_evaluation, plan_round
+from oapl.plan import plan_evaluation, plan_round, plan_validation
 from oapl.sampler import Sampler
 from oapl.store import RoundFolder
 from oapl.tasks.countdown import Countdown
@@ -77,6 +77,15 @@ def test_workers_together_make_what_one_makes_and_each_has_a_part(
         assert len(together.stored_shards()) > before
     assert completions(together) == completions(alone)
     assert together.is_sealed()
+
+
+def test_what_scores_weights_is_truncated_and_what_they_learn_from_is_not(write_recipe):
+    truncation = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    recipe = load_recipe(write_recipe(evaluation=truncation, selection={"eval_steps": 4}))
+    sampled = [plan(recipe, Countdown(), POLICY).sampling for plan in (plan_evaluation, plan_validation)]
+    assert [(sampling.temperature, sampling.top_p, sampling.top_k) for sampling in sampled] == [(0.6, 0.95, 20)] * 2
+    training = plan_round(recipe, Countdown(), POLICY, 0).sampling
+    assert (training.temperature, training.top_p, training.top_k) == (1.0, 1.0, 0)
 
 
 def test_however_large_the_engine_training_may_start_after_a_quarter_of_the_round(

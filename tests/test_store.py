@@ -109,6 +109,15 @@ def test_a_round_comes_back_exactly(tmp_path: Path):
     assert folder.load() == round
 
 
+def test_a_round_of_before_there_was_truncation_or_stop_texts_is_read(tmp_path: Path):
+    folder, round = stored(tmp_path / "000004", odd_shard())
+    value = json.loads((folder.path / "round.json").read_text())
+    for name in ("stop", "top_p", "top_k"):
+        del value["sampling"][name]
+    (folder.path / "round.json").write_text(json.dumps(value))
+    assert folder.load() == round
+
+
 def test_a_shard_is_readable_with_pandas_alone(tmp_path: Path):
     folder, round = stored(tmp_path / "000004", odd_shard())
     frame = pd.read_parquet(folder.path / "groups-00000.parquet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from oapl.batching import group_rows, micro_batches, step_counts
 from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.diagnostics import StepTotals
 from oapl.engines.embedded import EmbeddedEngine
-from oapl.errors import TrainingError
+from oapl.errors import ConfigError, TrainingError
 from oapl.losses import oapl_loss
 from oapl.model import next_token_logprobs
 from oapl.store import RunFolder
@@ -209,6 +210,20 @@ def test_learning_rate_schedule(write_recipe):
     assert scheduled_learning_rate(cosine, 4) == 1.0
     assert scheduled_learning_rate(cosine, 8) == pytest.approx(0.5)
     assert scheduled_learning_rate(cosine, 12) == pytest.approx(0.0)
+
+
+def test_a_cosine_may_end_above_zero(write_recipe):
+    """Peak 1, warm-up 4, 12 steps, least 0.2: from 1 to 0.2, half of the way after half of the other 8 steps."""
+    settings = {"learning_rate": 1.0, "warmup_steps": 4, "lr_scheduler_type": "cosine", "min_lr_rate": 0.2}
+    config = load_recipe(write_recipe(trainer=settings)).trainer
+    assert scheduled_learning_rate(config, 0) == 0.25
+    for step, cosine in ((4, 1.0), (6, math.cos(math.pi / 4)), (8, 0.0), (10, -math.cos(math.pi / 4)), (12, -1.0)):
+        assert scheduled_learning_rate(config, step) == pytest.approx(0.2 + 0.8 * (1 + cosine) / 2)
+
+
+def test_the_end_of_a_cosine_has_no_use_without_one(write_recipe):
+    with pytest.raises(ConfigError, match=r"trainer: min_lr_rate = 0.1 is where a cosine ends"):
+        load_recipe(write_recipe(trainer={"min_lr_rate": 0.1}))
 
 
 @pytest.mark.parametrize("few_scores", [0, 800, 10**6])

@@ -87,11 +87,15 @@ def take_apart(model: PreTrainedModel, compile_head: bool = False) -> CausalLM:
         softcap=getattr(config, "final_logit_softcapping", None),
         compiled=compile_head,
     )
-    layers = DynamicCache(config=model.config).layers
-    plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
-    lm = CausalLM(model, model.get_decoder(), head, plain)
+    lm = CausalLM(model, model.get_decoder(), head, has_plain_cache(model))
     check_head(lm)
     return lm
+
+
+def has_plain_cache(model: PreTrainedModel) -> bool:
+    """See `CausalLM.has_plain_cache`."""
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def logit_scale(config: Any) -> float:

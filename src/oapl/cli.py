@@ -50,7 +50,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     train = add_command(commands, "train", train_command, "train a recipe, or continue its run")
     train.add_argument("recipe", type=Path, help="a TOML recipe")
     train.add_argument("--run_dir", type=Path, help="the run's folder; runs/<recipe> by default")
-    train.add_argument("--dry_run", action="store_true", help="print the resolved configuration and end")
+    train.add_argument(
+        "--dry_run", action="store_true", help="print the resolved recipe and what it will take, and end"
+    )
 
     sample = add_command(commands, "sample", sample_command, "fill a run's rounds, without training")
     sample.add_argument("recipe", type=Path, help="a TOML recipe")
@@ -137,7 +139,10 @@ def run_dir_of(arguments: argparse.Namespace) -> Path:
 def train_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
     recipe = load_recipe(arguments.recipe, overrides)
     if arguments.dry_run:
-        print(dump_recipe(recipe), end="")
+        print(dump_recipe(recipe), end="", flush=True)
+        from oapl.estimate import estimate
+
+        print("\n" + "\n".join(f"# {line}".rstrip() for line in estimate(recipe)))
         return 0
     from rich.console import Console
 

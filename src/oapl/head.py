@@ -148,8 +148,17 @@ def _slopes(
     return chances_NC.mul_(-grad_N[:, None]).mul_(slope_NC).to(products_NC.dtype)
 
 
+def chunk_logits(num_tokens: int, vocabulary: int) -> int:
+    """How many logits exist at once."""
+    return num_tokens * min(vocabulary, _chunk_size(num_tokens))
+
+
+def _chunk_size(num_tokens: int) -> int:
+    return max(LEAST_CHUNK, CHUNK_LOGITS // max(1, num_tokens))
+
+
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
-    size = max(LEAST_CHUNK, CHUNK_LOGITS // max(1, num_tokens))
+    size = _chunk_size(num_tokens)
     return [slice(start, min(start + size, vocabulary)) for start in range(0, vocabulary, size)]
 
 

@@ -71,10 +71,10 @@ def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: 
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         if attn_implementation is not None and (isinstance(error, ImportError) or "attn_impl" in str(error)):
             raise ModelError(
-                f"model.attn_implementation = {attn_implementation!r} cannot be used here: {_first_line(error)}"
+                f"model.attn_implementation = {attn_implementation!r} cannot be used here: {first_line(error)}"
             ) from error
         raise _cannot_load("model", name_or_path, error) from error
-    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+    if caps_scores(model):
         if attn_implementation == "sdpa":
             raise ModelError(
                 f"model.attn_implementation = 'sdpa' leaves out the cap on attention's scores that "
@@ -83,6 +83,11 @@ def load_model(name_or_path: str, dtype: str, device: str, attn_implementation: 
         if attn_implementation is None:
             model.set_attn_implementation("eager")
     return model.to(device).eval()
+
+
+def caps_scores(model: PreTrainedModel) -> bool:
+    """Whether attention's scores have a cap, which only `eager` heeds."""
+    return getattr(model.config, "attn_logit_softcapping", None) is not None
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
@@ -106,7 +111,7 @@ def compile_parts(model: PreTrainedModel) -> None:
         torch.compile(torch.sin)(torch.zeros(2, device=model.device))
     except Exception as error:  # the types differ by version, device and what is missing
         raise ModelError(
-            f"trainer.torch_compile: torch cannot compile for {model.device} here ({_first_line(error)}). "
+            f"trainer.torch_compile: torch cannot compile for {model.device} here ({first_line(error)}). "
             "Install a C++ compiler, such as g++, or set it to false."
         ) from error
     parts = [module for module in model.modules() if type(module).__name__.endswith(COMPILED)]
@@ -122,11 +127,11 @@ def _cannot_load(what: str, name_or_path: str, error: Exception) -> ModelError:
     else:
         remedy = "Give a folder, a name on the hub (with a network or a filled cache), or builtin:countdown"
     return ModelError(
-        f"model.name_or_path = {name_or_path!r}: its {what} cannot be loaded. {remedy}. ({_first_line(error)})"
+        f"model.name_or_path = {name_or_path!r}: its {what} cannot be loaded. {remedy}. ({first_line(error)})"
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 

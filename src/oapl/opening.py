@@ -14,6 +14,7 @@ from oapl.installation import installed_version
 from oapl.results import unscored
 from oapl.store import RoundFolder, RunFolder, put_in_order
 from oapl.store.files import write_bytes, write_json
+from oapl.store.run import sampler_path
 
 RECORDED = (
     *("oapl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic"),
@@ -44,12 +45,15 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
             num_rounds=trainer.num_rounds,
             policy_of_round=recipe.policy_of_round,
             unscored=partial(unscored, recipe, run),
+            reads_samplers=recipe.recomputes_anchor,
         )
         if (step := max(run.checkpoint_steps(), default=0)) > trainer.num_steps:
             raise ConfigError(
                 f"{run.path} has been trained for {step} steps, more than trainer.num_steps = {trainer.num_steps}. "
                 f"Give at least {step}, or choose another run_dir."
             )
+        if recipe.recomputes_anchor:
+            check_anchors(recipe, run, recorded)
         write_bytes(run.config_path, dump_recipe(recipe).encode())
         for index, source in recorded.items():
             run.round(index).import_from(source)
@@ -123,6 +127,21 @@ def check_whole_imports(run: RunFolder) -> None:
                 f"{folder.path} lacks some of its shards, and launch.rounds_from no longer has that round. Restore it, "
                 f"or start a new run_dir."
             )
+
+
+def check_anchors(recipe: Recipe, run: RunFolder, recorded: dict[int, RoundFolder]) -> None:
+    """Raises ConfigError where the policy that sampled another run's round, still to be trained on, cannot be had."""
+    imported = {index: run.round(index) for index in run.round_indices() if run.round(index).is_imported()}
+    first = max(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps
+    for index, folder in {**recorded, **imported}.items():
+        if index >= first:
+            try:
+                sampler_path(folder)
+            except StoreError as error:
+                raise ConfigError(
+                    f"loss.anchor = 'trainer' needs the policy that sampled {folder.path}, and it cannot be had: "
+                    f"{error}. Restore it, or use loss.anchor = 'engine' in a new run_dir."
+                ) from error
 
 
 def check_fits(recipe: Recipe, folder: RoundFolder) -> None:

@@ -31,17 +31,12 @@ def backward_in_pieces(
 
     The batch holds one row, its prompt in its `inputs`. The model needs a plain cache.
     """
-    bounds = range(0, batch.inputs.shape[1], piece_tokens)
-    pieces = [slice(start, min(start + piece_tokens, batch.inputs.shape[1])) for start in bounds]
-    with torch.no_grad():
-        cache = DynamicCache(config=lm.model.config)
-        parts = [lm_piece(lm, batch, piece, cache, temperature) for piece in pieces]
-    logprobs, entropy = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+    logprobs, entropy, cache = logprobs_in_pieces(lm, batch, temperature, piece_tokens)
     leaf = logprobs.requires_grad_()
     (weight,) = torch.autograd.grad(loss(leaf), leaf)
     states = [state for layer in cache.layers for state in (layer.keys, layer.values)]
     grads = [torch.zeros_like(state) for state in states]
-    for piece in reversed(pieces):
+    for piece in reversed(pieces_of(batch, piece_tokens)):
         past = [state[:, :, : piece.start].detach().requires_grad_() for state in states]
         cache = cache_of(lm, past) if piece.start else DynamicCache(config=lm.model.config)
         of_piece, _ = lm_piece(lm, batch, piece, cache, temperature)
@@ -55,6 +50,22 @@ def backward_in_pieces(
             if state.grad is not None:
                 grad[:, :, : piece.start] += state.grad
     return logprobs.detach(), entropy
+
+
+@torch.no_grad()
+def logprobs_in_pieces(
+    lm: CausalLM, batch: Batch, temperature: float, piece_tokens: int
+) -> tuple[Tensor, Tensor, DynamicCache]:
+    """Log-probs and entropies of the row, [1, T], without gradients, and the keys and values that were made."""
+    cache = DynamicCache(config=lm.model.config)
+    parts = [lm_piece(lm, batch, piece, cache, temperature) for piece in pieces_of(batch, piece_tokens)]
+    logprobs, entropy = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+    return logprobs, entropy, cache
+
+
+def pieces_of(batch: Batch, piece_tokens: int) -> list[slice]:
+    num_tokens = batch.inputs.shape[1]
+    return [slice(start, min(start + piece_tokens, num_tokens)) for start in range(0, num_tokens, piece_tokens)]
 
 
 def lm_piece(

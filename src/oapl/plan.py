@@ -31,7 +31,9 @@ def scoring_params(recipe: Recipe, num_generations: int) -> SamplingParams:
     """Of evaluations, and of validation, which is sampled in the same way."""
     sampling, evaluation = recipe.sampling, recipe.evaluation
     length = evaluation.max_completion_length or sampling.max_completion_length
-    return SamplingParams(evaluation.temperature, length, num_generations, sampling.stop)
+    return SamplingParams(
+        evaluation.temperature, length, num_generations, sampling.stop, evaluation.top_p, evaluation.top_k
+    )
 
 
 def plan_round(recipe: Recipe, task: Task, policy: PolicyRef, index: int) -> Round:

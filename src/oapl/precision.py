@@ -14,15 +14,19 @@ PIECE = 2**20
 def compute_in_bfloat16(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
     """Rounds the model to bfloat16; returns float32 weights for what is trained, which gather its gradients.
 
-    Each backward pass adds its gradient, in bfloat16, to the float32 ones. Buffers, such as those of rotary
-    embeddings, keep their type.
+    Each backward pass adds its gradient, in bfloat16, to the float32 ones.
     """
     masters = {name: torch.nn.Parameter(parameter.detach()) for name, parameter in trained_parameters(model).items()}
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.bfloat16)
+    round_to_bfloat16(model)
     for name, parameter in trained_parameters(model).items():
         parameter.register_post_accumulate_grad_hook(_Gather(masters[name]))  # type: ignore[no-untyped-call]
     return masters
+
+
+def round_to_bfloat16(model: PreTrainedModel) -> None:
+    """Buffers, such as those of rotary embeddings, keep their type."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
 
 
 class _Gather:

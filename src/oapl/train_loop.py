@@ -17,6 +17,7 @@ from oapl.plan import shard_of_step
 from oapl.processes import wait_until
 from oapl.store import RunFolder
 from oapl.store.files import write_json
+from oapl.store.run import sampler_path
 from oapl.tasks import make_task
 from oapl.trainer import Trainer
 
@@ -188,6 +189,8 @@ def train_on(trainer: Trainer, run: RunFolder, index: int, number: int) -> dict[
         shard = folder.read_shard(shard_number)
     except StoreError as error:
         raise StoreError(f"{error}. Run the same command again: the shard is moved aside and sampled again.") from error
+    if trainer.anchor is not None and not trainer.anchor.holds(policy := folder.load().policy):
+        trainer.anchor.load(policy, sampler_path(folder), trainer.lm)
     metrics = trainer.train_step(shard, folder.shard_seal(shard_number)["digest"])
     epoch = number // recipe.trainer.shards_per_round
     if epoch > 0 or folder.is_imported():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from oapl.anchor import Anchor
 from oapl.attention import KEPT, KEPT_COMPILED
 from oapl.batching import Row, collate, group_rows, micro_batches, step_counts
 from oapl.causal_lm import take_apart
@@ -36,12 +39,7 @@ class Trainer:
         self.recipe, self.config = recipe, recipe.trainer
         torch.manual_seed(recipe.seed)
         self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
-        self.chooses_attention = (
-            self.config.bf16
-            and self.config.device == "cpu"
-            and recipe.model.attn_implementation is None
-            and self.model.config._attn_implementation == "sdpa"
-        )
+        self.chooses_attention = chooses_attention(recipe, self.model)
         self.lm = take_apart(self.model, compile_head=self.config.torch_compile)
         self.tokenizer = load_tokenizer(source)
         if recipe.model.use_peft:
@@ -57,6 +55,7 @@ class Trainer:
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
         """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
+        self.anchor = Anchor(recipe) if recipe.recomputes_anchor else None
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=self.config.learning_rate,
@@ -121,12 +120,14 @@ class Trainer:
         is_long = len(rows) == 1 and len(rows[0]) > max_tokens and self.keeps_states
         batch = collate(rows, self.config.device, share_prompts=self.keeps_states and not is_long)
         if self.chooses_attention:
-            kept = KEPT_COMPILED if self.config.torch_compile else KEPT
-            sizes = self.model.config.get_text_config(decoder=True)
-            num_scores = batch.num_scores * sizes.num_hidden_layers * sizes.num_attention_heads
-            is_small = num_scores * self.model.dtype.itemsize <= KEPT_BYTES
-            self.model.set_attn_implementation(kept if is_small else "sdpa")
+            kind = attention_by_size(self.model, batch.num_scores, self.config.torch_compile)
+            self.model.set_attn_implementation(kind)
         scalars: dict[str, Tensor] = {}
+        if self.anchor is not None:
+            attn_implementation = self.model.config._attn_implementation
+            recomputed = self.anchor.logprobs(batch, attn_implementation, max_tokens if is_long else None)
+            scalars["anchor_gap"] = (recomputed - batch.sampler_logprobs).abs().sum() / counts.num_tokens
+            batch = replace(batch, sampler_logprobs=recomputed)
 
         def loss_of(logprobs: Tensor) -> Tensor:
             loss, metrics = self.objective.loss(logprobs, batch.sampler_logprobs, batch.mask, batch.advantages, counts)
@@ -184,11 +185,31 @@ class Trainer:
         self.step, self.consumed = state["step"], state["consumed"]
 
 
+def chooses_attention(recipe: Recipe, model: PreTrainedModel) -> bool:
+    """Whether the kind of attention is to be chosen for each micro-batch by its size."""
+    return (
+        recipe.trainer.bf16
+        and recipe.trainer.device == "cpu"
+        and recipe.model.attn_implementation is None
+        and model.config._attn_implementation == "sdpa"
+    )
+
+
+def attention_by_size(model: PreTrainedModel, num_scores: int, is_compiled: bool) -> str:
+    """The kind of attention for so many pairs of tokens: that which keeps their chances, where they are few."""
+    sizes = model.config.get_text_config(decoder=True)
+    num_kept = num_scores * sizes.num_hidden_layers * sizes.num_attention_heads
+    if num_kept * model.dtype.itemsize > KEPT_BYTES:
+        return "sdpa"
+    return KEPT_COMPILED if is_compiled else KEPT
+
+
 def scheduled_learning_rate(config: TrainerConfig, step: int) -> float:
-    """Of the step numbered `step` from 0: a linear warm-up, then constant, or a half cosine to 0."""
+    """Of the step numbered `step` from 0: a linear warm-up, then constant, or a half cosine to its least."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.lr_scheduler_type == "constant":
         return config.learning_rate
     progress = (step - config.warmup_steps) / max(1, config.num_steps - config.warmup_steps)
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    above_least = 0.5 * (1 + math.cos(math.pi * progress))
+    return config.learning_rate * (config.min_lr_rate + (1 - config.min_lr_rate) * above_least)

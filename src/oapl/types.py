@@ -33,13 +33,17 @@ class PolicyRef:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How completions are drawn: plain temperature sampling, the only form whose log-probs are exact."""
+    """How completions are drawn. Those to train on are drawn by temperature alone, which the trainer repeats."""
 
     temperature: float
     max_completion_length: int
     num_generations: int
     stop: tuple[str, ...] = ()
     """Texts that end a completion, of which they are part."""
+    top_p: float = 1.0
+    """Draws from the fewest likeliest tokens whose chances sum to this, renormalised; 1 is all of them."""
+    top_k: int = 0
+    """Draws from this many likeliest tokens, renormalised, of which `top_p` then takes its share; 0 is all of them."""
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
@@ -48,6 +52,10 @@ class SamplingParams:
             raise ValueError(f"max_completion_length must be at least 1, not {self.max_completion_length}")
         if self.num_generations < 1:
             raise ValueError(f"num_generations must be at least 1, not {self.num_generations}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0, not {self.top_k}")
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Completion:
     token_ids: NDArray[np.int32]
     """i32[T], the end-of-sequence token included when it was sampled."""
     logprobs: NDArray[np.float32]
-    """f32[T], nats, of the distribution the token was really drawn from (temperature applied)."""
+    """f32[T], nats, of the distribution the token was really drawn from (temperature and truncation applied)."""
     finish_reason: FinishReason
 
     def __post_init__(self) -> None:

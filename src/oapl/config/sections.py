@@ -233,6 +233,10 @@ class OAPLConfig(Section):
         0.1,
         description="Scales the log-ratio, in reward per nat; the paper uses 1e-3, for answers of thousands of tokens.",
     )
+    anchor: Literal["engine", "trainer"] = Field(
+        "engine",
+        description="The sampler's log-probs: as the engine drew, or computed again by a frozen copy in the trainer.",
+    )
     leave_one_out: bool = Field(False, description="Each completion's value from the others of its group.")
     drop_uniform_groups: bool = Field(False, description="Leave out groups whose completions all have one reward.")
     rescale: bool = Field(False, description="Divide the loss by 2 * beta2: gradients in policy-gradient units.")
@@ -303,8 +307,9 @@ class TrainerConfig(Section):
     )
     learning_rate: Positive = Field(1e-6, description="Peak learning rate of AdamW.")
     lr_scheduler_type: Literal["constant", "cosine"] = Field(
-        "constant", description="After the warm-up; cosine ends at 0."
+        "constant", description="After the warm-up; cosine ends at min_lr_rate."
     )
+    min_lr_rate: float = Field(0.0, ge=0, lt=1, description="Share of the peak at which the cosine ends.")
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
     weight_decay: NonNegative = Field(0.0, description="Decoupled weight decay of AdamW.")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
@@ -347,6 +352,15 @@ class TrainerConfig(Section):
             raise ValueError(
                 f"num_epochs = {self.num_epochs} must divide weight_sync_steps = {self.weight_sync_steps}, "
                 f"the steps of a round"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> TrainerConfig:
+        if self.min_lr_rate and self.lr_scheduler_type != "cosine":
+            raise ValueError(
+                f"min_lr_rate = {self.min_lr_rate} is where a cosine ends, and lr_scheduler_type = "
+                f"{self.lr_scheduler_type!r} has no end. Leave it out, or set lr_scheduler_type = 'cosine'"
             )
         return self
 
@@ -427,6 +441,12 @@ class EvaluationConfig(Section):
     num_prompts: Count = Field(256, description="Held-out problems (fewer where the split has fewer).")
     num_generations: Count = Field(64, description="Samples a problem; pass@k is given for powers of two up to it.")
     temperature: Positive = Field(1.0, description="Of the evaluation's samples.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="Evaluations draw from the fewest likeliest tokens whose chances sum to this. Training does not: "
+        "a truncated sampler is another policy than the trainer computes.",
+    )
+    top_k: int = Field(0, ge=0, description="Evaluations draw from so many likeliest tokens, before top_p; 0 is all.")
     max_completion_length: Count | None = Field(None, description="By default that of `sampling`.")
     eval_on_start: bool = Field(True, description="Evaluate the model as it came; else there is no difference to give.")
     num_workers: Count = Field(1, description="Processes that sample an evaluation side by side.")
@@ -511,6 +531,11 @@ class Recipe(BaseSettings):
     def policy_of_round(self, index: int) -> int:
         """The version of the policy that samples a round."""
         return max(0, index - self.launch.rounds_ahead)
+
+    @property
+    def recomputes_anchor(self) -> bool:
+        """Whether the loss takes the sampler's log-probs from the trainer's own computation, not from the engine."""
+        return isinstance(self.loss, OAPLConfig) and self.loss.anchor == "trainer"
 
     @property
     def snapshot_steps(self) -> range:

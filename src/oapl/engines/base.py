@@ -26,7 +26,7 @@ class Engine(Protocol):
 
         A completion ends with the end-of-sequence token or one of `params.stop` (`stop`), or when it has
         `max_completion_length` tokens (`length`). Its log-probs are of the distribution its tokens were drawn from,
-        temperature applied. Its randomness depends on the request's seed and its own index alone.
+        temperature and truncation applied. Its randomness depends on the request's seed and its own index alone.
         """
         ...
 

@@ -29,6 +29,9 @@ PREFILL_TOKENS = 4096
 BLOCK = 256
 """Tokens of the vocabulary whose chances are added up first when one is drawn."""
 
+FEW = 256
+"""Likeliest tokens that are sorted first to find those that top_p leaves."""
+
 CACHED_LOGITS = 2**18
 """Logits that a CPU draws from at once: 1 MiB in float32."""
 
@@ -120,7 +123,7 @@ class EmbeddedEngine(Engine):
         ids_B1 = torch.tensor([[row.last_token] for row in rows], device=device)
         logits_BV = self._forward(ids_B1, self._masks(slots), positions_B[:, None].to(device), slots.cache)
         uniform_B = torch.tensor([row.uniforms[row.num_tokens] for row in rows], dtype=torch.float64, device=device)
-        token_B, logprob_B = (found.cpu() for found in draw(logits_BV, uniform_B, params.temperature))
+        token_B, logprob_B = (found.cpu() for found in draw(logits_BV, uniform_B, params))
         if not torch.isfinite(logprob_B).all():
             raise EngineError(
                 "the policy gives log-probs that are not finite, so its weights are broken or overflow in "
@@ -259,7 +262,7 @@ def uniform_stream(seed: int, index: int, length: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64))).random(length)
 
 
-def draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def draw(logits_BV: Tensor, uniform_B: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """A token a row, by inverting the cumulative distribution at the row's uniform number, and its log-prob.
 
     Chances are added up by blocks of tokens, these in float64, then token by token in the block that the number falls
@@ -267,13 +270,16 @@ def draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tens
     """
     rows = len(logits_BV) if logits_BV.is_cuda else max(1, CACHED_LOGITS // logits_BV.shape[-1])
     pieces = [slice(start, start + rows) for start in range(0, len(logits_BV), rows)]
-    drawn = [_draw(logits_BV[piece], uniform_B[piece], temperature) for piece in pieces]
+    drawn = [_draw(logits_BV[piece], uniform_B[piece], params) for piece in pieces]
     token_B, logprob_B = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     return token_B, logprob_B
 
 
-def _draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    scaled_BV = logits_BV.float() / temperature if temperature != 1 else logits_BV.float()
+def _draw(logits_BV: Tensor, uniform_B: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    scaled_BV = logits_BV.float() / params.temperature if params.temperature != 1 else logits_BV.float()
+    if params.top_k or params.top_p < 1:
+        least_B1 = least_kept(scaled_BV, params.top_p, params.top_k)
+        scaled_BV = scaled_BV.masked_fill(scaled_BV < least_B1, -torch.inf)
     largest_B1 = scaled_BV.amax(-1, keepdim=True)
     chance_BV = (scaled_BV - largest_B1).exp_()
     padding = -chance_BV.shape[-1] % BLOCK
@@ -290,6 +296,24 @@ def _draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Ten
     token_B1 = block_B1 * BLOCK + place_B1
     logprob_B1 = scaled_BV.gather(-1, token_B1) - largest_B1 - total_B1.log().float()
     return token_B1[:, 0], logprob_B1[:, 0]
+
+
+def least_kept(scaled_BV: Tensor, top_p: float, top_k: int, num_sorted: int = FEW) -> Tensor:
+    """[B, 1]: the logit of the least likely token that truncation leaves; those of equal logits are left alike.
+
+    Only the likeliest tokens are sorted: for `top_p` a few, and many times more where these do not sum to it.
+    """
+    num_sorted = min(top_k or num_sorted, scaled_BV.shape[-1])
+    sorted_BK = scaled_BV.topk(num_sorted).values
+    if top_p == 1:
+        return sorted_BK[:, -1:]
+    total_B1 = (sorted_BK if top_k else scaled_BV).logsumexp(-1, keepdim=True)
+    chance_BK = (sorted_BK - total_B1).double().exp()
+    before_BK = chance_BK.cumsum(-1) - chance_BK
+    num_kept_B1 = (before_BK < top_p).sum(-1, keepdim=True).clamp(min=1)
+    if not top_k and num_sorted < scaled_BV.shape[-1] and num_kept_B1.max() == num_sorted:
+        return least_kept(scaled_BV, top_p, top_k, 16 * num_sorted)
+    return sorted_BK.gather(-1, num_kept_B1 - 1)
 
 
 def last_possible(chance_BC: Tensor) -> Tensor:

@@ -69,6 +69,8 @@ class VLLMEngine(Engine):
         sampling = [
             vllm.SamplingParams(
                 temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
                 max_tokens=params.max_completion_length,
                 seed=derive_seed(request.seed, index),  # vLLM's own `n` takes seed + index, which neighbours share
                 logprobs=0,  # of the sampled token alone
@@ -138,7 +140,7 @@ def start(config: EngineConfig, policy: Path) -> Any:
             tensor_parallel_size=config.tensor_parallel_size,
             enforce_eager=config.enforce_eager,
             enable_prefix_caching=True,
-            logprobs_mode="processed_logprobs",  # with the temperature applied, as sampled
+            logprobs_mode="processed_logprobs",  # with temperature and truncation applied, as sampled
             seed=0,
             **{name: value for name, value in given.items() if value is not None},
         )

@@ -39,6 +39,8 @@ class Order:
     policy_of_round: Callable[[int], int]
     unscored: Callable[[], Unscored]
     """Asked once damaged evaluations are out of the way."""
+    reads_samplers: bool
+    """Whether training on a round reads the policy that it was sampled from."""
     notes: list[str] = field(default_factory=list)
 
     def restore(self) -> list[str]:
@@ -131,11 +133,14 @@ class Order:
             return None
 
     def policies_needed(self, step: int, complete: set[int], unscored: Unscored) -> list[int]:
-        """Those that training has reached and that a round or an evaluation still has to be sampled from."""
+        """Those that training has reached and that a round still has to be sampled from, or trained on with, or that
+        are still to be evaluated."""
         first = step // self.steps_per_round
         imported = {index for index in self.run.round_indices() if self.run.round(index).is_imported()}
-        to_sample = {first, first + 1, *self.run.round_indices()} - complete - imported
-        versions = {self.policy_of_round(index) for index in to_sample if first <= index < self.num_rounds}
+        in_need = {first, first + 1, *self.run.round_indices()} - imported
+        if not self.reads_samplers:
+            in_need -= complete
+        versions = {self.policy_of_round(index) for index in in_need if first <= index < self.num_rounds}
         versions |= unscored.versions
         return sorted(version for version in versions if version * self.steps_per_round <= step)
 
@@ -207,6 +212,9 @@ def put_in_order(
     num_rounds: int,
     policy_of_round: Callable[[int], int],
     unscored: Callable[[], Unscored],
+    reads_samplers: bool = False,
 ) -> list[str]:
     """See `Order.restore`."""
-    return Order(run, steps_per_round, shards_per_round, num_rounds, policy_of_round, unscored).restore()
+    return Order(
+        run, steps_per_round, shards_per_round, num_rounds, policy_of_round, unscored, reads_samplers
+    ).restore()

@@ -96,6 +96,10 @@ class RoundFolder:
     def is_imported(self) -> bool:
         return (self.path / IMPORTED).exists()
 
+    def source(self) -> RoundFolder | None:
+        """The round of another run that this one was copied from; None where it was sampled here."""
+        return RoundFolder(Path(read_json(self.path / IMPORTED, "from")["from"])) if self.is_imported() else None
+
     def import_from(self, source: RoundFolder) -> None:
         """Copies the sealed round of another run, or what of it is missing here.
 

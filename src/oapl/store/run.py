@@ -240,6 +240,19 @@ class RunFolder:
         return [records[step] for step in sorted(records)]
 
 
+def sampler_path(folder: RoundFolder) -> Path:
+    """Where the policy that sampled a round lies, verified: in its run, or in the one that it was copied from.
+
+    Raises StoreError where neither has it whole.
+    """
+    policy, origin = folder.load().policy, folder
+    while (source := origin.source()) is not None:
+        origin = source
+    run, recorder = (RunFolder(of.path.parents[1]) for of in (folder, origin))
+    assert policy.version is not None
+    return (run if run.policy(policy.version) == policy else recorder).verified_policy_path(policy)
+
+
 def sealed_folders(parent: Path) -> list[int]:
     """The numbers of the sealed folders in `parent`, rising."""
     return [number for number in numbered_folders(parent) if (parent / f"{number:06d}" / SEAL).exists()]

@@ -1,0 +1,60 @@
+"""The sampler's log-probs as the trainer computes them: by a frozen copy of the policy that sampled a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oapl.batching import Batch
+from oapl.causal_lm import CausalLM, take_apart
+from oapl.config import Recipe
+from oapl.errors import ModelError
+from oapl.model import compile_parts, load_model
+from oapl.pieces import logprobs_in_pieces
+from oapl.precision import round_to_bfloat16
+from oapl.types import PolicyRef
+
+
+class Anchor:
+    """Holds one policy at a time, in the type and with the kernels that the trainer computes with.
+
+    So at lag 0, without LoRA, its log-probs are the trainer's own to the last bit.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._attn_implementation, self._config = recipe.model.attn_implementation, recipe.trainer
+        self._temperature = recipe.sampling.temperature
+        self._policy: PolicyRef | None = None
+        self._lm: CausalLM | None = None
+
+    def holds(self, policy: PolicyRef) -> bool:
+        return policy == self._policy
+
+    def load(self, policy: PolicyRef, path: Path, like: CausalLM) -> None:
+        """Takes a policy's weights in the place of those before. Raises ModelError where its attention is of another
+        kind than that of the trainer's model, whose batches it is to read."""
+        self._policy = self._lm = None  # never two policies at once
+        model = load_model(str(path), "float32", self._config.device, self._attn_implementation)
+        lm = take_apart(model, compile_head=self._config.torch_compile)
+        if lm.has_plain_cache != like.has_plain_cache:
+            raise ModelError(
+                f"loss.anchor = 'trainer': {path} is a {type(model).__name__}, which attends otherwise than the "
+                f"{type(like.model).__name__} that is trained. Use loss.anchor = 'engine'."
+            )
+        if self._config.bf16:
+            round_to_bfloat16(model)
+        if self._config.torch_compile:
+            compile_parts(model)
+        self._policy, self._lm = policy, lm
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, attn_implementation: str, piece_tokens: int | None) -> Tensor:
+        """Of the batch's targets, f32[B, T] in nats, 0 off the mask; in pieces of so many tokens, if that is given."""
+        assert self._lm is not None, "no policy is loaded"
+        if self._lm.model.config._attn_implementation != attn_implementation:
+            self._lm.model.set_attn_implementation(attn_implementation)
+        if piece_tokens is None:
+            return self._lm.logprobs(batch, self._temperature)[0]
+        return logprobs_in_pieces(self._lm, batch, self._temperature, piece_tokens)[0]
