@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from machine import write_results
 from math_rules import NEAR_MISSES, REWRITINGS
-
 from oapl.grading.math import grade_answer, plain_gold
 from oapl.grading.pool import MathGrader
 

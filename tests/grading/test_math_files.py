@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 
 import pytest
+
 from grading_math import FILES, gold_answers
 from math_rules import NEAR_MISSES, REWRITINGS
-
 from oapl.grading.math import grade_answer, plain_gold
 
 DATA = Path(os.environ.get("OAPL_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -98,6 +98,8 @@ def read(text: str) -> Answer:
     tokens = [CONNECTIVE.sub(r"\\text{\1}", token) for token in tokenize(text)]
     while tokens and tokens[-1] in (".", ","):
         tokens.pop()
+    while tokens[:1] == ["{"] and closing_place(tokens) == len(tokens) - 1:  # such as a box within the box leaves
+        tokens = tokens[1:-1]
     if not tokens:
         raise Unreadable("empty")
     if depth(tokens) > DEEPEST:
