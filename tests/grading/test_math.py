@@ -50,6 +50,7 @@ wrong = right
     (r"e^{i\pi}", "-1"),
     (r"\infty", r"+\infty"),
     ("2025", "2025.0"),
+    ("6:4", "3:2"),
 )
 def test_the_same_number_written_otherwise_is_right(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
@@ -98,7 +99,7 @@ def test_thousands_may_be_marked(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
 
 
-@wrong(("1, 80", "1080"), ("1,80", "1080"), ("1,080", "1, 80"), ("1, 080", "1080"), ("(1,080)", "1080"), ("5 6", "56"))
+@wrong(("1, 80", "1080"), ("1,80", "1080"), ("1,080", "1, 80"), ("1, 080", "1,080"), ("(1,080)", "1080"), ("5 6", "56"))
 def test_a_list_is_no_number_with_thousands(answer: str, gold: str):
     assert reward(answer, gold) == 0.0
 
@@ -110,6 +111,7 @@ def test_a_list_is_no_number_with_thousands(answer: str, gold: str):
     (r"\sqrt{2}\sqrt{3}", r"\sqrt6"),
     (r"\sqrt{5+2\sqrt6}", r"\sqrt2+\sqrt3"),
     (r"\sqrt[3]{8}", "2"),
+    (r"\sqrt[3]{-8}", "-2"),
     (r"\frac{9 \sqrt{23}}{23}", r"\frac{9}{\sqrt{23}}"),
 )
 def test_surds_are_compared_by_value(answer: str, gold: str):
@@ -178,6 +180,10 @@ def test_looks_do_not_matter(answer: str, gold: str):
     ("10 percent", r"10\%"),
     (r"10\%", "10"),
     (r"\text{5 cm}", "5"),
+    (r"5 \text{ million}", "5000000"),
+    (r"20^\circ \text{C}", "20"),
+    (r"\$5 \text{ million}", "5000000"),
+    (r"60\text{ km}/\text{h}", "60"),
 )
 def test_a_unit_may_be_left_out_or_added(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
@@ -193,6 +199,12 @@ def test_a_unit_may_be_left_out_or_added(answer: str, gold: str):
     ("5m", "5"),
     ("5", "5m"),
     ("5abc", "5"),
+    (r"2\mathbf{v}", "2"),
+    ("2", r"2\mathbf{v}"),
+    (r"5 \text{ thousand}", "5"),
+    (r"5 \text{ to } 6", "5"),
+    (r"5 \text{ feet } 6 \text{ inches}", "5"),
+    (r"10{:}30 \text{ a.m.}", r"10:30 \text{ p.m.}"),
 )
 def test_another_unit_and_a_converted_one_are_wrong(answer: str, gold: str):
     assert reward(answer, gold) == 0.0
@@ -290,6 +302,8 @@ def test_expressions_are_compared_by_their_values(answer: str, gold: str):
     ("p + q", "p - q"),
     ("q - p", "p - q"),
     ("2k", "2m"),
+    ("20 - x", "|x - 20|"),
+    ("xy", r"\sqrt{x^2y^2}"),
     ("x", "X"),
     ("x^3", "x^2"),
     (r"\sqrt{x^2}", "x"),
@@ -341,6 +355,7 @@ def test_a_subset_is_wrong(answer: str, gold: str):
     ("x = 1, y = 2", "(1,2)"),
     (r"\langle 1, 2 \rangle", "(1,2)"),
     (r"\left(\frac15, -3.6\right)", r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}"),
+    (r"\left[\begin{array}{cc} 1 & 0 \\ 0 & 1 \end{array}\right]", r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}"),
     (r"\begin{bmatrix} 1 & 0 \\ 0 & 1 \end{bmatrix}", r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}"),
     ("(1, 200)", "(1,200)"),
 )

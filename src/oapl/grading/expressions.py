@@ -251,11 +251,12 @@ class _Reader:
         if self.next == "[":
             self.take()
             degree = self.until("]")
-        if self.next == "(":
-            return power(self.atom(), 1 / degree)
         if len(self.next) > 1 and self.next[0].isdigit():
             raise Unreadable(f"it is open which digits of `{self.next}` are under the root")
-        return power(self.inner(self.group()), 1 / degree)
+        base = self.atom() if self.next == "(" else self.inner(self.group())
+        if base.is_negative and degree.is_odd:
+            return -power(-base, 1 / degree)  # the real root, not the first one of the complex numbers
+        return power(base, self.quotient(sympy.Integer(1), degree))
 
     def symbol(self, name: str) -> sympy.Expr:
         if self.next == "_":

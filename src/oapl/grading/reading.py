@@ -15,7 +15,7 @@ import sympy
 from oapl.grading.equality import are_equal
 from oapl.grading.expressions import DECORATIONS, GREEK, read_expression
 from oapl.grading.latex import FUNCTIONS, Unreadable, closing_place, depth, split, tokenize
-from oapl.grading.units import known_unit
+from oapl.grading.units import MULTIPLIERS, known_unit
 
 
 @dataclass(frozen=True)
@@ -299,26 +299,38 @@ def _numeral(tokens: list[str]) -> Answer | None:
 
 
 def _value(tokens: list[str]) -> Value:
-    tokens, unit = _without_unit(tokens)
-    return Value(read_expression(tokens), unit)
+    tokens, factor, unit = _without_unit(tokens)
+    parts, _ = split(tokens, frozenset([":"]))
+    if len(parts) == 2:
+        tokens = ["(", *parts[0], ")", "/", "(", *parts[1], ")"]  # the ratio 3 : 2
+    return Value(factor * read_expression(tokens), unit)
 
 
-def _without_unit(tokens: list[str]) -> tuple[list[str], str | None]:
-    if r"\dollar" in (tokens[0], *tokens[1:2]):  # also in `-\$5`
-        return [token for token in tokens if token != r"\dollar"], "dollar"
-    if tokens[-1] == r"\dollar":
-        return tokens[:-1], "dollar"
-    if tokens[-1] == r"\%":
-        return tokens[:-1], "percent"
-    for degrees in (["^", r"\circ"], ["^", "{", r"\circ", "}"]):
+UNIT = re.compile(r"(?:\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?|\\cdot|/|\.)+")
+DEGREES = ["^", r"\circ"], ["^", "{", r"\circ", "}"]
+
+
+def _without_unit(tokens: list[str]) -> tuple[list[str], int, str | None]:
+    """The value's tokens, what `million` and the like multiply it by, and the unit where it is a known one."""
+    if r"\dollar" in tokens:
+        tokens, factor, _ = _without_unit([token for token in tokens if token != r"\dollar"])
+        return tokens, factor, "dollar"
+    if tokens and tokens[-1] == r"\%":
+        return tokens[:-1], 1, "percent"
+    for degrees in DEGREES:
         if tokens[-len(degrees) :] == degrees and not FUNCTIONS.intersection(token[1:] for token in tokens):
-            return tokens[: -len(degrees)], "degree"
+            return tokens[: -len(degrees)], 1, "degree"
     start = next((place for place, token in enumerate(tokens) if token.startswith(r"\text{")), len(tokens))
-    unit = tokens[start:]
-    if not all(re.fullmatch(r"\\text\{.*\}|[\^{}/\d]|\\cdot|\\%|\.", token) for token in unit):
+    if start == len(tokens):
+        return tokens, 1, None
+    value, unit = tokens[:start], "".join(tokens[start:])
+    if not UNIT.fullmatch(unit):
         raise Unreadable("words within a formula")
-    if "/" in unit:
-        return tokens[:start], None
-    words = " ".join(token[6:-1] for token in unit if token.startswith(r"\text{"))
-    exponent = next((int(token) for token in unit if token.isdigit()), 1)
-    return tokens[:start], known_unit(words, exponent)
+    words = " ".join(re.findall(r"\\text\{([^{}]*)\}", unit)).split()
+    factor = MULTIPLIERS.get(words[0].lower(), 1)
+    if factor > 1:
+        return value, factor, known_unit(" ".join(words[1:]))
+    exponent = re.search(r"\d", unit)
+    known = None if "/" in unit else known_unit(" ".join(words), int(exponent.group()) if exponent else 1)
+    value, factor, degrees_before = _without_unit(value)  # such as the degrees of 20^\circ \text{C}
+    return value, factor, known or degrees_before
