@@ -51,6 +51,8 @@ wrong = right
     (r"\infty", r"+\infty"),
     ("2025", "2025.0"),
     ("6:4", "3:2"),
+    ("1{:}2", "1:2"),
+    (r"\tan^{-1}(1)", r"\frac{\pi}{4}"),
 )
 def test_the_same_number_written_otherwise_is_right(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
@@ -330,6 +332,7 @@ def test_expressions_that_differ_somewhere_are_wrong(answer: str, gold: str):
     (r"\frac{-1\pm\sqrt{17}}{2}", r"\frac{-1+\sqrt{17}}{2}, \frac{-1-\sqrt{17}}{2}"),
     (r"\{-2, 1-\sqrt5, 1+\sqrt5\}", r"\{1\pm\sqrt{5},-2\}"),
     ("(3,4), (1,2)", "(1,2), (3,4)"),
+    (r"(1,2) \text{ or } (3,4)", "(1,2), (3,4)"),
     (r"\varnothing", r"\emptyset"),
     (r"\{\}", r"\emptyset"),
     (r"\{5\}", "5"),
@@ -413,6 +416,7 @@ def test_an_interval_has_its_ends(answer: str, gold: str):
     ("A", r"\text{(A)}"),
     ("(A)", "A"),
     (r"\textbf{(E)}", r"\text{(E)}"),
+    ("B)", "B"),
     (r"\text{e}", r"\text{(E)}"),
     ("no solution", r"\text{No solution}"),
 )

@@ -41,6 +41,13 @@ def function_of_one(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
     return function
 
 
+def inverse(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
+    r"""Of `\sin^{-1}`, by convention no power."""
+    if f"arc{name}" not in FUNCTIONS:
+        raise Unreadable(f"the inverse of `{name}`, or its power")
+    return function_of_one(f"arc{name}")
+
+
 def logarithm(base: sympy.Expr) -> Callable[[sympy.Expr], sympy.Expr]:
     return lambda value: sympy.log(value) / sympy.log(base)
 
@@ -282,7 +289,7 @@ class _Reader:
             self.take()
             exponent = self.exponent()
             if exponent == -1:
-                raise Unreadable("an inverse function, or a power")
+                function, exponent = inverse(name), None
         value = function(self.atom() if self.next in ("(", "{") else self.argument())
         return value if exponent is None else power(value, exponent)
 

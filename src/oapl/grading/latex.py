@@ -124,7 +124,7 @@ def tokenize(text: str) -> list[str]:
     text = GROUPED.sub(lambda match: re.sub(r"\D", "", match.group()), text)
     text = _join_thousands(text)
     text = REPEATING.sub(_repeating_decimal, text)
-    text = BOLD.sub("", text)
+    text = BOLD.sub("", text).replace("{:}", ":")
     text = LOOKS.sub(" ", text.replace(r"\$", r"\dollar "))
     tokens: list[str] = []
     place = 0

@@ -1,4 +1,4 @@
-r"""What an answer is made of: a value, words, a list, a tuple or interval, a union, an equation, a matrix.
+r"""What an answer is made of: a value, words, a list, a tuple or interval, an equation, a matrix.
 
 Structure is read from the tokens here, each part on its own; what stands in a part is a value of `expressions`.
 """
@@ -43,15 +43,10 @@ class Numeral:
 
 @dataclass(frozen=True)
 class Group:
-    """Several answers. `{}`: in any order, a set or a list; `()`, `[]`, `(]`, `[)`: a tuple, a point or an interval."""
+    """Several answers. `{}`: in any order, a set, a list or a union; `()`, `[]`, `(]`, `[)`: a tuple, a point or an interval."""
 
     brackets: str
     items: tuple[Answer, ...]
-
-
-@dataclass(frozen=True)
-class Union:
-    parts: tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Relation:
     difference: sympy.Expr
 
 
-Answer: TypeAlias = Value | Words | Numeral | Group | Union | Matrix | Named | Relation
+Answer: TypeAlias = Value | Words | Numeral | Group | Matrix | Named | Relation
 
 DEEPEST = 40
 """Brackets within brackets: reading calls itself for each."""
@@ -108,8 +103,10 @@ def read(text: str) -> Answer:
 
 
 def _bare_words(text: str) -> str | None:
-    """`east` or `no solution`, written as if they were products of letters: at least three, one word of several."""
+    """`B)`, `east` or `no solution`, which look like products of letters: three at least, and a word among them."""
     text = text.strip().rstrip(".")
+    if re.fullmatch(r"[A-Z]\)", text):  # a choice
+        return text[0]
     pieces = text.replace("-", " ").split()
     if sum(map(len, pieces)) < 3 or not all(re.fullmatch(r"[A-Za-z]+'?[a-z]*", piece) for piece in pieces):
         return None
@@ -124,10 +121,7 @@ def _list(tokens: list[str]) -> Answer:
     parts, separators = split(tokens, SEPARATORS)
     if len(parts) == 1:
         return _one_or_two(parts[0])
-    items = [_one_or_two(part) for part in _without_gaps(parts, separators)]
-    if OR in separators and all(_is_interval(item) for item in items):
-        return _union_of(items)
-    return _collection(items)
+    return _collection(_one_or_two(part) for part in _without_gaps(parts, separators))
 
 
 def _without_gaps(parts: list[list[str]], separators: list[str]) -> Iterable[list[str]]:
@@ -135,18 +129,6 @@ def _without_gaps(parts: list[list[str]], separators: list[str]) -> Iterable[lis
     for place, part in enumerate(parts):
         if part or not (0 < place < len(separators) and separators[place] in (AND, OR)):
             yield part
-
-
-def _is_interval(item: Answer) -> bool:
-    if isinstance(item, Named):
-        return _is_interval(item.answer)
-    return isinstance(item, Group) and item.brackets != "{}"
-
-
-def _union_of(items: list[Answer]) -> Answer:
-    names = {item.name for item in items if isinstance(item, Named)}
-    union = Union(tuple(item.answer if isinstance(item, Named) else item for item in items))
-    return Named(names.pop(), union) if len(names) == 1 else union
 
 
 def _collection(items: Iterable[Answer]) -> Group:
@@ -187,7 +169,7 @@ def _one(tokens: list[str]) -> Answer:
         return _relation(sides, signs)
     parts, _ = split(tokens, frozenset([r"\cup"]))
     if len(parts) > 1:
-        return Union(tuple(_one(part) for part in parts))
+        return _collection(_one(part) for part in parts)
     if all(token.startswith(r"\text{") for token in tokens):
         return _words(" ".join(token[6:-1] for token in tokens))
     if tokens[0].startswith(r"\begin") and tokens[-1].startswith(r"\end"):
