@@ -3,6 +3,8 @@ r"""Which answers say the same as a gold answer. Each row is (answer, gold)."""
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,8 @@ wrong = right
     ("2025", "2025.0"),
     ("6:4", "3:2"),
     ("1{:}2", "1:2"),
+    (r"\arctan 2 + \arctan 3", r"\frac{3\pi}{4}"),
+    (r"\sin 18^\circ", r"\frac{\sqrt5-1}{4}"),
     (r"\tan^{-1}(1)", r"\frac{\pi}{4}"),
 )
 def test_the_same_number_written_otherwise_is_right(answer: str, gold: str):
@@ -295,6 +299,8 @@ def test_an_equation_is_compared_on_both_sides(answer: str, gold: str):
     ("|x-3|", "|3-x|"),
     (r"\ln(2x)", r"\ln 2x"),
     ("x_1+x_{2}", "x_2 + x_1"),
+    (r"\binom{n}{2}", r"\frac{n(n-1)}{2}"),
+    (r"\frac{x^2-1}{x-1}", "x+1"),
 )
 def test_expressions_are_compared_by_their_values(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
@@ -484,3 +490,15 @@ def test_a_gold_answer_that_is_not_understood_is_an_error_of_the_problem(gold: s
 def test_a_large_factorial_is_exact():
     assert reward(str(math.factorial(100)), "100!") == 1.0
     assert reward(str(math.factorial(100) + 1), "100!") == 0.0
+
+
+# The documentation
+
+TABLE = (Path(__file__).parents[2] / "docs" / "grading_math.md").read_text().partition("## What is the same")[2]
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\|(.*\|.*`.*)\|$", TABLE.partition("Choices that")[0], re.MULTILINE))
+def test_the_examples_of_the_documentation_hold(row: str):
+    _, gold, accepted, rejected = (re.findall("`([^`]+)`", cell) for cell in row.split("|"))
+    assert [reward(answer, gold[0]) for answer in accepted] == [1.0] * len(accepted)
+    assert [reward(answer, gold[0]) for answer in rejected] == [0.0] * len(rejected)

@@ -43,7 +43,7 @@ class Numeral:
 
 @dataclass(frozen=True)
 class Group:
-    """Several answers. `{}`: in any order, a set, a list or a union; `()`, `[]`, `(]`, `[)`: a tuple, a point or an interval."""
+    """Several answers. `{}`: in any order, a set, list or union; `()`, `[]`, `(]`, `[)`: a tuple, point or interval."""
 
     brackets: str
     items: tuple[Answer, ...]
