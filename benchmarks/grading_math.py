@@ -131,7 +131,7 @@ def main() -> None:
     rows = table(cases, by_own, by_peer)
     print_table(rows)
 
-    rates = {f"oapl, {n} workers": verdicts_per_second(cases, n) for n in (1, 2)}
+    rates = {f"oapl, workers: {n}": verdicts_per_second(cases, n) for n in (1, 2)}
     rates |= {"oapl, in this process": len(cases) / own_s, "math-verify, in this process": len(cases) / peer_s}
     totals = {"oapl": summary(cases, by_own), "math-verify": summary(cases, by_peer)}
     print(f"\n{len(cases)} answers")

@@ -159,6 +159,11 @@ def written_sum(gold: str) -> list[str]:
     return [f"7 + ({gold}) - 7", rf"\frac{{2({gold})}}{{2}}"] if is_scalar(gold) else []
 
 
+def written_product(gold: str) -> list[str]:
+    """Without a sign between the factors, as in `2(3)`."""
+    return [f"2({int(gold) // 2})"] if INTEGER.fullmatch(gold) and int(gold) % 2 == 0 else []
+
+
 def thousands(gold: str) -> list[str]:
     if not INTEGER.fullmatch(gold) or abs(int(gold)) < 1000:
         return []
@@ -209,6 +214,7 @@ REWRITINGS: dict[str, Rule] = {
             scaled_fraction,
             mixed_number,
             written_sum,
+            written_product,
             thousands,
             surd,
             bare_word,

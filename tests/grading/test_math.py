@@ -3,6 +3,8 @@ r"""Which answers say the same as a gold answer. Each row is (answer, gold)."""
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,11 @@ wrong = right
     (r"e^{i\pi}", "-1"),
     (r"\infty", r"+\infty"),
     ("2025", "2025.0"),
+    ("6:4", "3:2"),
+    ("1{:}2", "1:2"),
+    (r"\arctan 2 + \arctan 3", r"\frac{3\pi}{4}"),
+    (r"\sin 18^\circ", r"\frac{\sqrt5-1}{4}"),
+    (r"\tan^{-1}(1)", r"\frac{\pi}{4}"),
 )
 def test_the_same_number_written_otherwise_is_right(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
@@ -98,7 +105,7 @@ def test_thousands_may_be_marked(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
 
 
-@wrong(("1, 80", "1080"), ("1,80", "1080"), ("1,080", "1, 80"), ("1, 080", "1080"), ("(1,080)", "1080"), ("5 6", "56"))
+@wrong(("1, 80", "1080"), ("1,80", "1080"), ("1,080", "1, 80"), ("1, 080", "1,080"), ("(1,080)", "1080"), ("5 6", "56"))
 def test_a_list_is_no_number_with_thousands(answer: str, gold: str):
     assert reward(answer, gold) == 0.0
 
@@ -110,6 +117,7 @@ def test_a_list_is_no_number_with_thousands(answer: str, gold: str):
     (r"\sqrt{2}\sqrt{3}", r"\sqrt6"),
     (r"\sqrt{5+2\sqrt6}", r"\sqrt2+\sqrt3"),
     (r"\sqrt[3]{8}", "2"),
+    (r"\sqrt[3]{-8}", "-2"),
     (r"\frac{9 \sqrt{23}}{23}", r"\frac{9}{\sqrt{23}}"),
 )
 def test_surds_are_compared_by_value(answer: str, gold: str):
@@ -178,6 +186,10 @@ def test_looks_do_not_matter(answer: str, gold: str):
     ("10 percent", r"10\%"),
     (r"10\%", "10"),
     (r"\text{5 cm}", "5"),
+    (r"5 \text{ million}", "5000000"),
+    (r"20^\circ \text{C}", "20"),
+    (r"\$5 \text{ million}", "5000000"),
+    (r"60\text{ km}/\text{h}", "60"),
 )
 def test_a_unit_may_be_left_out_or_added(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
@@ -193,6 +205,12 @@ def test_a_unit_may_be_left_out_or_added(answer: str, gold: str):
     ("5m", "5"),
     ("5", "5m"),
     ("5abc", "5"),
+    (r"2\mathbf{v}", "2"),
+    ("2", r"2\mathbf{v}"),
+    (r"5 \text{ thousand}", "5"),
+    (r"5 \text{ to } 6", "5"),
+    (r"5 \text{ feet } 6 \text{ inches}", "5"),
+    (r"10{:}30 \text{ a.m.}", r"10:30 \text{ p.m.}"),
 )
 def test_another_unit_and_a_converted_one_are_wrong(answer: str, gold: str):
     assert reward(answer, gold) == 0.0
@@ -281,6 +299,8 @@ def test_an_equation_is_compared_on_both_sides(answer: str, gold: str):
     ("|x-3|", "|3-x|"),
     (r"\ln(2x)", r"\ln 2x"),
     ("x_1+x_{2}", "x_2 + x_1"),
+    (r"\binom{n}{2}", r"\frac{n(n-1)}{2}"),
+    (r"\frac{x^2-1}{x-1}", "x+1"),
 )
 def test_expressions_are_compared_by_their_values(answer: str, gold: str):
     assert reward(answer, gold) == 1.0
@@ -290,6 +310,8 @@ def test_expressions_are_compared_by_their_values(answer: str, gold: str):
     ("p + q", "p - q"),
     ("q - p", "p - q"),
     ("2k", "2m"),
+    ("20 - x", "|x - 20|"),
+    ("xy", r"\sqrt{x^2y^2}"),
     ("x", "X"),
     ("x^3", "x^2"),
     (r"\sqrt{x^2}", "x"),
@@ -316,6 +338,7 @@ def test_expressions_that_differ_somewhere_are_wrong(answer: str, gold: str):
     (r"\frac{-1\pm\sqrt{17}}{2}", r"\frac{-1+\sqrt{17}}{2}, \frac{-1-\sqrt{17}}{2}"),
     (r"\{-2, 1-\sqrt5, 1+\sqrt5\}", r"\{1\pm\sqrt{5},-2\}"),
     ("(3,4), (1,2)", "(1,2), (3,4)"),
+    (r"(1,2) \text{ or } (3,4)", "(1,2), (3,4)"),
     (r"\varnothing", r"\emptyset"),
     (r"\{\}", r"\emptyset"),
     (r"\{5\}", "5"),
@@ -341,6 +364,7 @@ def test_a_subset_is_wrong(answer: str, gold: str):
     ("x = 1, y = 2", "(1,2)"),
     (r"\langle 1, 2 \rangle", "(1,2)"),
     (r"\left(\frac15, -3.6\right)", r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}"),
+    (r"\left[\begin{array}{cc} 1 & 0 \\ 0 & 1 \end{array}\right]", r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}"),
     (r"\begin{bmatrix} 1 & 0 \\ 0 & 1 \end{bmatrix}", r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}"),
     ("(1, 200)", "(1,200)"),
 )
@@ -398,6 +422,7 @@ def test_an_interval_has_its_ends(answer: str, gold: str):
     ("A", r"\text{(A)}"),
     ("(A)", "A"),
     (r"\textbf{(E)}", r"\text{(E)}"),
+    ("B)", "B"),
     (r"\text{e}", r"\text{(E)}"),
     ("no solution", r"\text{No solution}"),
 )
@@ -465,3 +490,15 @@ def test_a_gold_answer_that_is_not_understood_is_an_error_of_the_problem(gold: s
 def test_a_large_factorial_is_exact():
     assert reward(str(math.factorial(100)), "100!") == 1.0
     assert reward(str(math.factorial(100) + 1), "100!") == 0.0
+
+
+# The documentation
+
+TABLE = (Path(__file__).parents[2] / "docs" / "grading_math.md").read_text().partition("## What is the same")[2]
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\|(.*\|.*`.*)\|$", TABLE.partition("Choices that")[0], re.MULTILINE))
+def test_the_examples_of_the_documentation_hold(row: str):
+    _, gold, accepted, rejected = (re.findall("`([^`]+)`", cell) for cell in row.split("|"))
+    assert [reward(answer, gold[0]) for answer in accepted] == [1.0] * len(accepted)
+    assert [reward(answer, gold[0]) for answer in rejected] == [0.0] * len(rejected)

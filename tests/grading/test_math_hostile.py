@@ -38,7 +38,7 @@ CHEAP = {
     "exponentials": "e^{e^{e^{e^{10}}}}",
     "binomial": r"\binom{10^9}{10^8}",
     "root of a large number": r"\sqrt{10^{14000}+1}",
-    "nested braces": "{" * 900 + "5" + "}" * 900,
+    "nested braces": "{1+" * 400 + "5" + "}" * 400,
     "100 kB of nested braces": "{" * 50_000 + "5" + "}" * 50_000,
     "nested brackets": "(" * 900 + "5" + ")" * 900,
     "nested sets": r"\{" * 300 + "1" + r"\}" * 300,
@@ -90,7 +90,7 @@ def test_an_answer_that_outlasts_its_limit_costs_itself_alone():
 def test_a_gold_answer_that_cannot_be_handled_is_an_error_of_the_problem(grader: MathGrader):
     with pytest.raises(GradingError, match="took longer than timeout_s = 3 s"):
         grader.grade([boxed("5")], SLOW)
-    with pytest.raises(GradingError, match="gold answer .* is not understood: a power too large"):
+    with pytest.raises(GradingError, match=r"gold answer .* is not understood: a power too large"):
         grader.grade([boxed("5")], "9^{9^{9^9}}")
     with pytest.raises(GradingError, match="gold answer"):
         grader.grade([boxed("5")], "")

@@ -10,7 +10,7 @@ import sympy
 from oapl.grading.equality import are_equal, are_proportional
 from oapl.grading.expressions import read_expression
 from oapl.grading.latex import Unreadable, tokenize
-from oapl.grading.reading import Answer, Group, Matrix, Named, Numeral, Relation, Union, Value, Words
+from oapl.grading.reading import Answer, Group, Matrix, Named, Numeral, Relation, Value, Words
 
 
 def is_same(gold: Answer, answer: Answer) -> bool:
@@ -32,8 +32,6 @@ def is_same(gold: Answer, answer: Answer) -> bool:
             if gold.unit and answer.unit and gold.unit != answer.unit:
                 return False
             return are_equal(gold.expression, answer.expression)
-        case Union(), Union():
-            return _same_in_any_order(gold.parts, answer.parts)
         case Matrix(), Matrix():
             return (
                 _same_in_order(gold.rows[0], answer.rows[0])

@@ -15,7 +15,7 @@ from sympy.core.evalf import evalf
 
 from oapl.grading.latex import Unreadable
 
-NUM_POINTS = 4
+SCALES = (sympy.Rational(1, 10), sympy.Integer(1), sympy.Integer(10))
 LEAST_BITS = 400
 MOST_BITS = 60_000
 
@@ -49,12 +49,16 @@ def are_proportional(a: sympy.Expr, b: sympy.Expr, *, positively: bool = False) 
 
 
 def points(symbols: list[sympy.Symbol]) -> list[dict[sympy.Symbol, sympy.Rational]]:
-    """Fractions between -10 and 10, the same each time, of both signs."""
+    """Fractions from 0.1 to 100, the same each time, and their negatives: `|x - 20|` is not `20 - x` at all of them."""
     chance = random.Random("points")
-    return [
-        {symbol: sympy.Rational(chance.choice((-1, 1)) * chance.randrange(1_000, 10_000), 1_009) for symbol in symbols}
-        for _ in range(NUM_POINTS)
-    ]
+    found = []
+    for scale in SCALES:
+        point = {
+            symbol: scale * sympy.Rational(chance.choice((-1, 1)) * chance.randrange(1_000, 10_000), 1_009)
+            for symbol in symbols
+        }
+        found += [point, {symbol: -value for symbol, value in point.items()}]
+    return found
 
 
 def at(value: sympy.Expr, point: dict[sympy.Symbol, sympy.Rational]) -> sympy.Expr:

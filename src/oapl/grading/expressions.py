@@ -41,6 +41,13 @@ def function_of_one(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
     return function
 
 
+def inverse(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
+    r"""Of `\sin^{-1}`, by convention no power."""
+    if f"arc{name}" not in FUNCTIONS:
+        raise Unreadable(f"the inverse of `{name}`, or its power")
+    return function_of_one(f"arc{name}")
+
+
 def logarithm(base: sympy.Expr) -> Callable[[sympy.Expr], sympy.Expr]:
     return lambda value: sympy.log(value) / sympy.log(base)
 
@@ -251,11 +258,12 @@ class _Reader:
         if self.next == "[":
             self.take()
             degree = self.until("]")
-        if self.next == "(":
-            return power(self.atom(), 1 / degree)
         if len(self.next) > 1 and self.next[0].isdigit():
             raise Unreadable(f"it is open which digits of `{self.next}` are under the root")
-        return power(self.inner(self.group()), 1 / degree)
+        base = self.atom() if self.next == "(" else self.inner(self.group())
+        if base.is_negative and degree.is_odd:
+            return -power(-base, 1 / degree)  # the real root, not the first one of the complex numbers
+        return power(base, self.quotient(sympy.Integer(1), degree))
 
     def symbol(self, name: str) -> sympy.Expr:
         if self.next == "_":
@@ -281,7 +289,7 @@ class _Reader:
             self.take()
             exponent = self.exponent()
             if exponent == -1:
-                raise Unreadable("an inverse function, or a power")
+                function, exponent = inverse(name), None
         value = function(self.atom() if self.next in ("(", "{") else self.argument())
         return value if exponent is None else power(value, exponent)
 

@@ -97,9 +97,10 @@ sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log l
 """
 FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 TEXT = re.compile(
-    r"\\(?:text|mbox|textrm|textbf|textit|textnormal|textsf|texttt|textup|mathrm|mathbf|mathit|mathsf|operatorname\*?"
-    r"|boldsymbol|bm|bold)\s*\{([^{}]*)\}"
+    r"\\(?:text|mbox|textrm|textbf|textit|textnormal|textsf|texttt|textup|mathrm|mathsf|operatorname\*?)\s*\{([^{}]*)\}"
 )
+BOLD = re.compile(r"\\(?:mathbf|mathit|boldsymbol|bm|bold)\s*(?=\{)")
+"""Fonts of letters and digits, which stay what they are."""
 TOKEN = re.compile(
     r"\\(?:text|begin|end|mathbb|mathcal)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]|\S", re.DOTALL
 )
@@ -123,6 +124,7 @@ def tokenize(text: str) -> list[str]:
     text = GROUPED.sub(lambda match: re.sub(r"\D", "", match.group()), text)
     text = _join_thousands(text)
     text = REPEATING.sub(_repeating_decimal, text)
+    text = BOLD.sub("", text).replace("{:}", ":")
     text = LOOKS.sub(" ", text.replace(r"\$", r"\dollar "))
     tokens: list[str] = []
     place = 0

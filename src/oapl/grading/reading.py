@@ -1,4 +1,4 @@
-r"""What an answer is made of: a value, words, a list, a tuple or interval, a union, an equation, a matrix.
+r"""What an answer is made of: a value, words, a list, a tuple or interval, an equation, a matrix.
 
 Structure is read from the tokens here, each part on its own; what stands in a part is a value of `expressions`.
 """
@@ -15,7 +15,7 @@ import sympy
 from oapl.grading.equality import are_equal
 from oapl.grading.expressions import DECORATIONS, GREEK, read_expression
 from oapl.grading.latex import FUNCTIONS, Unreadable, closing_place, depth, split, tokenize
-from oapl.grading.units import known_unit
+from oapl.grading.units import MULTIPLIERS, known_unit
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,10 @@ class Numeral:
 
 @dataclass(frozen=True)
 class Group:
-    """Several answers. `{}`: in any order, a set or a list; `()`, `[]`, `(]`, `[)`: a tuple, a point or an interval."""
+    """Several answers. `{}`: in any order, a set, list or union; `()`, `[]`, `(]`, `[)`: a tuple, point or interval."""
 
     brackets: str
     items: tuple[Answer, ...]
-
-
-@dataclass(frozen=True)
-class Union:
-    parts: tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Relation:
     difference: sympy.Expr
 
 
-Answer: TypeAlias = Value | Words | Numeral | Group | Union | Matrix | Named | Relation
+Answer: TypeAlias = Value | Words | Numeral | Group | Matrix | Named | Relation
 
 DEEPEST = 40
 """Brackets within brackets: reading calls itself for each."""
@@ -98,6 +93,8 @@ def read(text: str) -> Answer:
     tokens = [CONNECTIVE.sub(r"\\text{\1}", token) for token in tokenize(text)]
     while tokens and tokens[-1] in (".", ","):
         tokens.pop()
+    while tokens[:1] == ["{"] and closing_place(tokens) == len(tokens) - 1:  # such as a box within the box leaves
+        tokens = tokens[1:-1]
     if not tokens:
         raise Unreadable("empty")
     if depth(tokens) > DEEPEST:
@@ -106,8 +103,10 @@ def read(text: str) -> Answer:
 
 
 def _bare_words(text: str) -> str | None:
-    """`east` or `no solution`, written as if they were products of letters: at least three, one word of several."""
+    """`B)`, `east` or `no solution`, which look like products of letters: three at least, and a word among them."""
     text = text.strip().rstrip(".")
+    if re.fullmatch(r"[A-Z]\)", text):  # a choice
+        return text[0]
     pieces = text.replace("-", " ").split()
     if sum(map(len, pieces)) < 3 or not all(re.fullmatch(r"[A-Za-z]+'?[a-z]*", piece) for piece in pieces):
         return None
@@ -122,10 +121,7 @@ def _list(tokens: list[str]) -> Answer:
     parts, separators = split(tokens, SEPARATORS)
     if len(parts) == 1:
         return _one_or_two(parts[0])
-    items = [_one_or_two(part) for part in _without_gaps(parts, separators)]
-    if OR in separators and all(_is_interval(item) for item in items):
-        return _union_of(items)
-    return _collection(items)
+    return _collection(_one_or_two(part) for part in _without_gaps(parts, separators))
 
 
 def _without_gaps(parts: list[list[str]], separators: list[str]) -> Iterable[list[str]]:
@@ -133,18 +129,6 @@ def _without_gaps(parts: list[list[str]], separators: list[str]) -> Iterable[lis
     for place, part in enumerate(parts):
         if part or not (0 < place < len(separators) and separators[place] in (AND, OR)):
             yield part
-
-
-def _is_interval(item: Answer) -> bool:
-    if isinstance(item, Named):
-        return _is_interval(item.answer)
-    return isinstance(item, Group) and item.brackets != "{}"
-
-
-def _union_of(items: list[Answer]) -> Answer:
-    names = {item.name for item in items if isinstance(item, Named)}
-    union = Union(tuple(item.answer if isinstance(item, Named) else item for item in items))
-    return Named(names.pop(), union) if len(names) == 1 else union
 
 
 def _collection(items: Iterable[Answer]) -> Group:
@@ -185,7 +169,7 @@ def _one(tokens: list[str]) -> Answer:
         return _relation(sides, signs)
     parts, _ = split(tokens, frozenset([r"\cup"]))
     if len(parts) > 1:
-        return Union(tuple(_one(part) for part in parts))
+        return _collection(_one(part) for part in parts)
     if all(token.startswith(r"\text{") for token in tokens):
         return _words(" ".join(token[6:-1] for token in tokens))
     if tokens[0].startswith(r"\begin") and tokens[-1].startswith(r"\end"):
@@ -297,26 +281,38 @@ def _numeral(tokens: list[str]) -> Answer | None:
 
 
 def _value(tokens: list[str]) -> Value:
-    tokens, unit = _without_unit(tokens)
-    return Value(read_expression(tokens), unit)
+    tokens, factor, unit = _without_unit(tokens)
+    parts, _ = split(tokens, frozenset([":"]))
+    if len(parts) == 2:
+        tokens = ["(", *parts[0], ")", "/", "(", *parts[1], ")"]  # the ratio 3 : 2
+    return Value(factor * read_expression(tokens), unit)
 
 
-def _without_unit(tokens: list[str]) -> tuple[list[str], str | None]:
-    if r"\dollar" in (tokens[0], *tokens[1:2]):  # also in `-\$5`
-        return [token for token in tokens if token != r"\dollar"], "dollar"
-    if tokens[-1] == r"\dollar":
-        return tokens[:-1], "dollar"
-    if tokens[-1] == r"\%":
-        return tokens[:-1], "percent"
-    for degrees in (["^", r"\circ"], ["^", "{", r"\circ", "}"]):
+UNIT = re.compile(r"(?:\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?|\\cdot|/|\.)+")
+DEGREES = ["^", r"\circ"], ["^", "{", r"\circ", "}"]
+
+
+def _without_unit(tokens: list[str]) -> tuple[list[str], int, str | None]:
+    """The value's tokens, what `million` and the like multiply it by, and the unit where it is a known one."""
+    if r"\dollar" in tokens:
+        tokens, factor, _ = _without_unit([token for token in tokens if token != r"\dollar"])
+        return tokens, factor, "dollar"
+    if tokens and tokens[-1] == r"\%":
+        return tokens[:-1], 1, "percent"
+    for degrees in DEGREES:
         if tokens[-len(degrees) :] == degrees and not FUNCTIONS.intersection(token[1:] for token in tokens):
-            return tokens[: -len(degrees)], "degree"
+            return tokens[: -len(degrees)], 1, "degree"
     start = next((place for place, token in enumerate(tokens) if token.startswith(r"\text{")), len(tokens))
-    unit = tokens[start:]
-    if not all(re.fullmatch(r"\\text\{.*\}|[\^{}/\d]|\\cdot|\\%|\.", token) for token in unit):
+    if start == len(tokens):
+        return tokens, 1, None
+    value, unit = tokens[:start], "".join(tokens[start:])
+    if not UNIT.fullmatch(unit):
         raise Unreadable("words within a formula")
-    if "/" in unit:
-        return tokens[:start], None
-    words = " ".join(token[6:-1] for token in unit if token.startswith(r"\text{"))
-    exponent = next((int(token) for token in unit if token.isdigit()), 1)
-    return tokens[:start], known_unit(words, exponent)
+    words = " ".join(re.findall(r"\\text\{([^{}]*)\}", unit)).split()
+    factor = MULTIPLIERS.get(words[0].lower(), 1)
+    if factor > 1:
+        return value, factor, known_unit(" ".join(words[1:]))
+    exponent = re.search(r"\d", unit)
+    known = None if "/" in unit else known_unit(" ".join(words), int(exponent.group()) if exponent else 1)
+    value, factor, degrees_before = _without_unit(value)  # such as the degrees of 20^\circ \text{C}
+    return value, factor, known or degrees_before

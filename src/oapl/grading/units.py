@@ -32,15 +32,18 @@ _NAMES = {
     "cent": "",
     "percent": "pct percentage",
     "mph": "",
+    "am": "",
+    "pm": "",
 }
 _KNOWN = {alias: unit for unit, aliases in _NAMES.items() for alias in (unit, *aliases.split())}
+MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 
 
 def known_unit(words: str, exponent: int = 1) -> str | None:
     """`square inches` is `in^2`. None for what is no unit of measure, such as `apples`: that is not compared."""
     unit = None
-    for word in re.findall("[a-z]+", words.lower()):
+    for word in re.findall("[a-z]+", words.lower().replace(".", "")):
         if word in _POWERS:
             exponent *= _POWERS[word]
         elif unit is None and (found := _known(word)) is not None:
@@ -51,4 +54,6 @@ def known_unit(words: str, exponent: int = 1) -> str | None:
 
 
 def _known(word: str) -> str | None:
-    return _KNOWN.get(word) or _KNOWN.get(word.removesuffix("s")) or _KNOWN.get(word.removesuffix("es"))
+    if word in _KNOWN or len(word) < 3:
+        return _KNOWN.get(word)
+    return _KNOWN.get(word.removesuffix("s")) or _KNOWN.get(word.removesuffix("es"))
