@@ -15,7 +15,7 @@ from oapl.grading.programs import last_program
 from oapl.grading.sandbox import Limits, Outcome, Sandbox, check
 from oapl.types import Verdict
 
-SHOWN_CHARS = 60
+SHOWN_CHARS = 80
 FREE_OUTPUT_BYTES = 1 << 20
 
 

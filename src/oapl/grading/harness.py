@@ -276,9 +276,13 @@ class PlainUnpickler(pickle.Unpickler):
 def load_function(program: str, names: dict[str, Any], name: str) -> Callable[..., Any]:
     """Runs the program, whose main guard does not fire. A method of a class `Solution` comes before a function."""
     module = enter("program", names)
+    module.__dict__.pop(name, None)  # `add` of the prelude is not the program's
     exec(compile(program, "program.py", "exec"), module.__dict__)
     solution = getattr(module, "Solution", None)
-    found: Callable[..., Any] = getattr(solution() if solution and hasattr(solution, name) else module, name)
+    holder = solution() if solution and hasattr(solution, name) else module
+    if not hasattr(holder, name):
+        raise NameError(f"there is no function {name}")
+    found: Callable[..., Any] = getattr(holder, name)
     return found
 
 

@@ -57,8 +57,7 @@ REMEDY = (
     "Docker: docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined. No program runs bare."
 )
 
-_uids = (64_000 + number % 1000 for number in count())
-"""For root, each sandbox has a user of its own: the kernel limits nobody's processes but an ordinary user's."""
+_started = count()
 
 
 @dataclass(frozen=True)
@@ -235,8 +234,8 @@ def _command(filter_in: int, control: int) -> list[str]:
     interpreter, prefix = _python_inside()
     limits = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # of the main thread: fixed at exec
     ordinary_user: list[str] = []
-    if os.geteuid() == 0:
-        uid = str(next(_uids))
+    if os.geteuid() == 0:  # for whom the kernel limits no number of processes: each sandbox gets a user of its own
+        uid = str(64_000 + next(_started) % 1000)
         ordinary_user = [_tool("setpriv", "util-linux"), "--reuid", uid, "--regid", uid, "--clear-groups"]
     return [
         *ordinary_user,
