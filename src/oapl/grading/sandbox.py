@@ -102,7 +102,7 @@ class Sandbox:
         os.write(filter_out, filter_program())
         try:
             self._process = subprocess.Popen(
-                _command(filter_in, control),
+                [*confined(filter_in), *_harness(control)],
                 stdin=job,
                 stdout=output,
                 stderr=error,
@@ -230,9 +230,9 @@ def check() -> str:
     return version
 
 
-def _command(filter_in: int, control: int) -> list[str]:
-    interpreter, prefix = _python_inside()
-    limits = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # of the main thread: fixed at exec
+def confined(filter_in: int) -> list[str]:
+    """The words before a command that put it into the sandbox. `filter_in`: where bubblewrap reads the call filter."""
+    _, prefix = _python_inside()
     ordinary_user: list[str] = []
     if os.geteuid() == 0:  # for whom the kernel limits no number of processes: each sandbox gets a user of its own
         uid = str(64_000 + next(_started) % 1000)
@@ -250,8 +250,20 @@ def _command(filter_in: int, control: int) -> list[str]:
         *(("--ro-bind", prefix, prefix) if prefix else ()),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"),
         *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
-        *("--", "/bin/sh", "-c", limits, interpreter, "-s", "-P", "-B", "-c", _harness(), str(control)),
+        "--",
     ]
+
+
+def _harness(control: int) -> list[str]:
+    """Its source is in the command: where oapl is installed may be hidden from the sandbox."""
+    interpreter, _ = _python_inside()
+    stack = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # the main thread's: fixed when it starts
+    return ["/bin/sh", "-c", stack, interpreter, "-s", "-P", "-B", "-c", _harness_source(), str(control)]
+
+
+@cache
+def _harness_source() -> str:
+    return Path(__file__).with_name("harness.py").read_text()
 
 
 def _show_folder(folder: str) -> tuple[str, ...]:
@@ -266,12 +278,6 @@ def _tool(name: str, package: str) -> str:
     if path is None:
         raise TaskError(f"programs cannot be graded: there is no {name}. Install it: apt install {package}. {REMEDY}")
     return path
-
-
-@cache
-def _harness() -> str:
-    """As text: where oapl is installed may be hidden from the sandbox."""
-    return Path(__file__).with_name("harness.py").read_text()
 
 
 @cache
