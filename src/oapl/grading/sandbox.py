@@ -86,7 +86,7 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """Of a test that ended by itself. Negative: the signal that ended it."""
-        return os.waitstatus_to_exitcode(int(self.answer))
+        return os.waitstatus_to_exitcode(int(self.answer.removeprefix("+")))
 
 
 class Sandbox:
@@ -97,6 +97,7 @@ class Sandbox:
         self._inside: int | None = None
         """The namespace's first process, by its number outside, and a descriptor that stays its own."""
         self._handle = -1
+        self._has_run = False
         (job, self._job), (self._output, output), (self._error, error), (self._control, control) = _pipes()
         filter_in, filter_out = os.pipe()
         os.write(filter_out, filter_program())
@@ -128,9 +129,16 @@ class Sandbox:
         self.close()
 
     def run(self, *inputs: bytes, output_limit: int, timeout_s: float) -> Outcome:
-        """One test. A check takes two inputs, of which the first only starts the program."""
+        """One test. A check takes two inputs, of which the first only starts the program.
+
+        Raises GradingError where the program was not even started; later tests it may have spoilt itself.
+        """
         self._unsent = memoryview(b"".join((self._unsent, *map(_frame, inputs))))
-        return self._exchange(output_limit, timeout_s)
+        outcome = self._exchange(output_limit, timeout_s)
+        self._has_run = self._has_run or outcome.answer.startswith("+")
+        if not self._has_run:
+            raise GradingError(f"the sandbox did not start the program ({outcome.end}): {outcome.error}")
+        return outcome
 
     def close(self) -> None:
         """Returns when no process of the sandbox is left."""
