@@ -365,10 +365,24 @@ def test_where_namespaces_are_refused_the_error_says_what_to_change(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_an_ordinary_user_has_the_same_sandbox() -> None:
-    source = Path(sandbox.__file__).parents[2]
-    checked = subprocess.run(
-        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "/usr/bin/python3", "-B", "-c",
-         "from oapl.grading.sandbox import check; print(check())"],
-        cwd="/", env={"PATH": os.environ["PATH"], "PYTHONPATH": str(source)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert re.fullmatch(r"3\.\d+\.\d+\n", checked.stdout), checked.stderr
+    program = """
+from oapl.grading.sandbox import *
+print(check())
+limits = Limits(timeout_s=2, memory_mb=100, num_processes=8)
+hoard = "open('x', 'wb').write(b'x' * (60 << 20))\\nx = b'x' * (60 << 20)\\nwhile True: pass"
+for program in ("import os\\nwhile True: os.fork()", hoard):
+    with Sandbox(program, "stdin", "", limits) as sandbox:
+        outcome = sandbox.run(b"", output_limit=1000, timeout_s=2)
+        print(outcome.end, outcome.error)
+"""
+    ran = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "/usr/bin/python3", "-B", "-c", program],
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(sandbox.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    version, forks, memory = ran.stdout.splitlines()
+    assert re.fullmatch(r"3\.\d+\.\d+", version)
+    assert re.search("BlockingIOError|time", forks)
+    assert memory == "memory "

@@ -15,7 +15,7 @@ from oapl.grading.programs import last_program
 from oapl.grading.sandbox import Limits, Outcome, Sandbox, check
 from oapl.types import Verdict
 
-SHOWN_CHARS = 60
+SHOWN_CHARS = 80
 FREE_OUTPUT_BYTES = 1 << 20
 
 
@@ -76,7 +76,8 @@ def judge(program: str, tests: Tests, limits: Limits) -> Verdict:
     with Sandbox(program, tests.kind, tests.fn_name, limits) as sandbox:
         deadline = time.monotonic() + limits.total_timeout_s
         for number, (given, expected) in enumerate(tests.cases, 1):
-            inputs = (b"", given.encode()) if tests.kind == "check" else (given.encode(),)
+            data = given.encode("utf-8", "surrogatepass")  # which JSON may hold
+            inputs = (b"", data) if tests.kind == "check" else (data,)
             timeout_s = min(limits.timeout_s, deadline - time.monotonic())
             output_limit = 2 * len(expected) + FREE_OUTPUT_BYTES
             outcome = sandbox.run(*inputs, output_limit=output_limit, timeout_s=timeout_s)
@@ -123,5 +124,6 @@ def compare(outcome: Outcome, expected: str, tests: Tests) -> str:
 
 
 def shown(text: str) -> str:
-    text = text.strip()
+    """Its beginning, without what would do something to a terminal."""
+    text = "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text[: 4 * SHOWN_CHARS].strip())
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

@@ -5,8 +5,8 @@ leaves behind become its children, and when it ends, the kernel kills the rest. 
 nothing. It needs the standard library alone and imports nothing of oapl, which the sandbox does not hold.
 
 In, on descriptor 0: frames, a 4-byte length before each. Out, on the descriptor of its first argument, which no program
-gets: a line with the version of Python, then one with each test's exit status (as `waitpid` gives it). What programs
-print goes straight to descriptors 1 and 2.
+gets: a line with the version of Python, then for each test a `+` when its process has been started and a line with its
+exit status (as `waitpid` gives it). What programs print goes straight to descriptors 1 and 2.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def serve(control: int) -> Callable[[], None]:
             if child == 0:
                 return in_child(run_checks, checks, asks_out, answers_in)
             close(asks_out, answers_in)
+        os.write(control, b"+")
         os.write(control, f"{end_of(child)}\n".encode())
 
 
@@ -276,9 +277,13 @@ class PlainUnpickler(pickle.Unpickler):
 def load_function(program: str, names: dict[str, Any], name: str) -> Callable[..., Any]:
     """Runs the program, whose main guard does not fire. A method of a class `Solution` comes before a function."""
     module = enter("program", names)
+    module.__dict__.pop(name, None)  # `add` of the prelude is not the program's
     exec(compile(program, "program.py", "exec"), module.__dict__)
     solution = getattr(module, "Solution", None)
-    found: Callable[..., Any] = getattr(solution() if solution and hasattr(solution, name) else module, name)
+    holder = solution() if solution and hasattr(solution, name) else module
+    if not hasattr(holder, name):
+        raise NameError(f"there is no function {name}")
+    found: Callable[..., Any] = getattr(holder, name)
     return found
 
 

@@ -108,9 +108,8 @@ def _parallel(inputs: Sequence[Any], outputs: Sequence[Any], fn_name: str | None
     if fn_name is None:
         texts = [[_text(value) for value in column] for column in (inputs, outputs)]
         return Tests("stdin", tuple(zip(*texts, strict=True)))
-    arguments = [_arguments(value) for value in inputs]
-    results = [json.dumps(value) for value in outputs]
-    return Tests("call", tuple(zip(arguments, results, strict=True)), fn_name, wrapped=True)
+    cases = tuple(_call(given, expected) for given, expected in zip(inputs, outputs, strict=True))
+    return Tests("call", cases, fn_name, wrapped=True)
 
 
 def _typed(cases: Sequence[Mapping[str, Any]], fn_name: str | None) -> Tests:
@@ -119,21 +118,20 @@ def _typed(cases: Sequence[Mapping[str, Any]], fn_name: str | None) -> Tests:
         return Tests("stdin", tuple((_text(case["input"]), _text(case["output"])) for case in cases))
     if not fn_name:
         raise ValueError("tests of a function without its name")
-    results = [json.dumps(json.loads(case["output"])) for case in cases]
-    arguments = [_arguments(case["input"]) for case in cases]
-    return Tests("call", tuple(zip(arguments, results, strict=True)), fn_name)
+    return Tests("call", tuple(_call(case["input"], case["output"]) for case in cases), fn_name)
 
 
 def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _arguments(value: Any) -> str:
-    if isinstance(value, str):
-        value = [json.loads(line) for line in value.split("\n") if line.strip()]
-    if not isinstance(value, list):
-        raise ValueError(f"arguments that are no list: {value!r:.80}")
-    return json.dumps(value)
+def _call(given: Any, expected: Any) -> tuple[str, str]:
+    """Arguments and result. Arguments as text are JSON, one a line, and the result is then JSON as well."""
+    if isinstance(given, str):
+        given, expected = [json.loads(line) for line in given.split("\n") if line.strip()], _decoded(expected)
+    if not isinstance(given, list):
+        raise ValueError(f"arguments that are no list: {given!r:.80}")
+    return json.dumps(given), json.dumps(expected)
 
 
 def _decoded(value: Any) -> Any:

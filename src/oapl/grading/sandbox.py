@@ -57,8 +57,7 @@ REMEDY = (
     "Docker: docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined. No program runs bare."
 )
 
-_uids = (64_000 + number % 1000 for number in count())
-"""For root, each sandbox has a user of its own: the kernel limits nobody's processes but an ordinary user's."""
+_started = count()
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """Of a test that ended by itself. Negative: the signal that ended it."""
-        return os.waitstatus_to_exitcode(int(self.answer))
+        return os.waitstatus_to_exitcode(int(self.answer.removeprefix("+")))
 
 
 class Sandbox:
@@ -98,12 +97,13 @@ class Sandbox:
         self._inside: int | None = None
         """The namespace's first process, by its number outside, and a descriptor that stays its own."""
         self._handle = -1
+        self._has_run = False
         (job, self._job), (self._output, output), (self._error, error), (self._control, control) = _pipes()
         filter_in, filter_out = os.pipe()
         os.write(filter_out, filter_program())
         try:
             self._process = subprocess.Popen(
-                _command(filter_in, control),
+                [*confined(filter_in), *_harness(control)],
                 stdin=job,
                 stdout=output,
                 stderr=error,
@@ -129,9 +129,16 @@ class Sandbox:
         self.close()
 
     def run(self, *inputs: bytes, output_limit: int, timeout_s: float) -> Outcome:
-        """One test. A check takes two inputs, of which the first only starts the program."""
+        """One test. A check takes two inputs, of which the first only starts the program.
+
+        Raises GradingError where the program was not even started; later tests it may have spoilt itself.
+        """
         self._unsent = memoryview(b"".join((self._unsent, *map(_frame, inputs))))
-        return self._exchange(output_limit, timeout_s)
+        outcome = self._exchange(output_limit, timeout_s)
+        self._has_run = self._has_run or outcome.answer.startswith("+")
+        if not self._has_run:
+            raise GradingError(f"the sandbox did not start the program ({outcome.end}): {outcome.error}")
+        return outcome
 
     def close(self) -> None:
         """Returns when no process of the sandbox is left."""
@@ -231,12 +238,12 @@ def check() -> str:
     return version
 
 
-def _command(filter_in: int, control: int) -> list[str]:
-    interpreter, prefix = _python_inside()
-    limits = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # of the main thread: fixed at exec
+def confined(filter_in: int) -> list[str]:
+    """The words before a command that put it into the sandbox. `filter_in`: where bubblewrap reads the call filter."""
+    _, prefix = _python_inside()
     ordinary_user: list[str] = []
-    if os.geteuid() == 0:
-        uid = str(next(_uids))
+    if os.geteuid() == 0:  # for whom the kernel limits no number of processes: each sandbox gets a user of its own
+        uid = str(64_000 + next(_started) % 1000)
         ordinary_user = [_tool("setpriv", "util-linux"), "--reuid", uid, "--regid", uid, "--clear-groups"]
     return [
         *ordinary_user,
@@ -251,8 +258,20 @@ def _command(filter_in: int, control: int) -> list[str]:
         *(("--ro-bind", prefix, prefix) if prefix else ()),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"),
         *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
-        *("--", "/bin/sh", "-c", limits, interpreter, "-s", "-P", "-B", "-c", _harness(), str(control)),
+        "--",
     ]
+
+
+def _harness(control: int) -> list[str]:
+    """Its source is in the command: where oapl is installed may be hidden from the sandbox."""
+    interpreter, _ = _python_inside()
+    stack = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # the main thread's: fixed when it starts
+    return ["/bin/sh", "-c", stack, interpreter, "-s", "-P", "-B", "-c", _harness_source(), str(control)]
+
+
+@cache
+def _harness_source() -> str:
+    return Path(__file__).with_name("harness.py").read_text()
 
 
 def _show_folder(folder: str) -> tuple[str, ...]:
@@ -267,12 +286,6 @@ def _tool(name: str, package: str) -> str:
     if path is None:
         raise TaskError(f"programs cannot be graded: there is no {name}. Install it: apt install {package}. {REMEDY}")
     return path
-
-
-@cache
-def _harness() -> str:
-    """As text: where oapl is installed may be hidden from the sandbox."""
-    return Path(__file__).with_name("harness.py").read_text()
 
 
 @cache

@@ -1,0 +1,51 @@
+"""Which program of a completion is graded."""
+
+from __future__ import annotations
+
+import pytest
+
+from oapl.grading.programs import last_program
+
+NO_BLOCK = (None, "no block of code")
+CUT_OFF = (None, "the last block of code is cut off")
+
+
+@pytest.mark.parametrize("language", ["python", "py", "Python3", ""])
+def test_a_block_is_taken_whatever_its_name_for_python(language: str) -> None:
+    assert last_program(f"So:\n```{language}\nprint(1)\nprint(2)\n```\nDone.") == ("print(1)\nprint(2)", "")
+
+
+def test_the_last_block_counts() -> None:
+    assert last_program("```\nfirst\n```\nNo, better:\n```python\nsecond\n```") == ("second", "")
+
+
+def test_blocks_of_other_languages_are_passed_over() -> None:
+    text = "```python\nprint(5)\n```\nIt prints\n```text\n5\n```\nRun it by\n```bash\npython x.py\n```"
+    assert last_program(text) == ("print(5)", "")
+
+
+def test_a_program_that_is_cut_off_is_none_even_after_a_whole_one() -> None:
+    assert last_program("```python\nprint(1)\n```\nor\n```python\nprint(") == CUT_OFF
+
+
+@pytest.mark.parametrize("text", ["", "print(1)", "`print(1)`", "```print(1)```"])
+def test_without_a_block_there_is_no_program(text: str) -> None:
+    assert last_program(text)[0] is None
+
+
+def test_a_longer_fence_holds_shorter_ones() -> None:
+    assert last_program("````python\nprint('''\n```\n''')\n````") == ("print('''\n```\n''')", "")
+
+
+def test_a_block_in_a_list_loses_its_indentation() -> None:
+    assert last_program("1. So\n   ```python\n   if 1:\n       print(1)\n   ```") == ("if 1:\n    print(1)", "")
+
+
+def test_what_is_thought_does_not_count() -> None:
+    assert last_program("<think>\n```\nguess\n```\n</think>\nI give up.") == NO_BLOCK
+    assert last_program("<think>\n```\nnever closed\n</think>\n```\nanswer\n```") == ("answer", "")
+
+
+def test_answer_after_names_what_has_to_come_before() -> None:
+    assert last_program("```\na\n```\nFINAL\n```\nb\n```", answer_after="FINAL") == ("b", "")
+    assert last_program("```\na\n```", answer_after="FINAL") == (None, "no FINAL")
