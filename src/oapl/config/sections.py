@@ -96,7 +96,9 @@ class TaskConfig(Section):
         "opens the thinking part.",
     )
     dataset: str | None = Field(
-        None, description="Training rows: a .jsonl or .parquet file, a name on the hub, or a benchmark's name."
+        None,
+        description="Training rows: a .jsonl or .parquet file, a benchmark, or a name on the hub, with `:config,config` "
+        "where it has several.",
     )
     split: str = Field("train", description="For a hub dataset: the split to train on.")
     eval_dataset: str | None = Field(

@@ -6,10 +6,10 @@ import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
-from oapl.errors import GradingError, TaskError
+from oapl.errors import GradingError
 from oapl.grading.answers import final_answer
 from oapl.grading.worker import FunctionWorker
 from oapl.types import Verdict
@@ -87,11 +87,9 @@ class MathGrader:
     @property
     def verifier(self) -> str:
         """`math/1+sympy-1.14.0`: what the rewards depend on."""
-        return f"math/{GRADER_VERSION}+sympy-{_sympy_version()}"
+        return f"math/{GRADER_VERSION}+sympy-{version('sympy')}"
 
     def start(self) -> None:
-        """Raises TaskError where what it needs is not installed."""
-        _sympy_version()
         self._pool.start()
 
     def grade(self, texts: Sequence[str], gold: str) -> list[Verdict]:
@@ -117,12 +115,3 @@ class MathGrader:
 
     def close(self) -> None:
         self._pool.close()
-
-
-def _sympy_version() -> str:
-    try:
-        return version("sympy")
-    except PackageNotFoundError:
-        raise TaskError(
-            "the mathematics grader needs sympy, which is not installed. Run: pip install 'oapl[math]'"
-        ) from None

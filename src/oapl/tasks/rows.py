@@ -23,7 +23,9 @@ def load_rows(source: str, split: str, setting: str, data_file: str | None = Non
     elif source.endswith(DATASET_SUFFIXES):
         rows = file_rows(source, setting)
     else:
-        rows = hub_rows(setting, source, split=split)
+        path, _, configs = source.partition(":")
+        parts = [hub_rows(setting, path, name=name or None, split=split) for name in configs.split(",")]
+        rows = parts[0] if len(parts) == 1 else joined(parts)
     if len(rows) == 0:
         raise TaskError(f"{setting} = {source!r} has no rows.")
     for name in set(RESERVED).intersection(rows.column_names):
@@ -32,6 +34,14 @@ def load_rows(source: str, split: str, setting: str, data_file: str | None = Non
             f"Rename it."
         )
     return rows
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """The rows of several configurations one after the other, by the columns that all of them have."""
+    import datasets
+
+    shared = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
+    return datasets.concatenate_datasets([part.select_columns(shared) for part in parts])
 
 
 def file_rows(source: str, setting: str) -> Any:
