@@ -273,6 +273,8 @@ def test_a_multiple_of_an_equation_is_that_equation(answer: str, gold: str):
     ("y = 2x + 1", "y = 2x + 3"),
     ("y = 3", "y = 2x + 3"),
     ("0 = 0", "y = 2x"),
+    (r"y\infty = 2x", "y = 2x"),
+    (r"5x - 7y\infty + 11z + 4 = 0", "5x - 7y + 11z + 4 = 0"),
     ("x = x", "y = 2x"),
     ("2x = 2x", "x + 1 = x + 1"),  # both sides' differences are zero
     ("x + y > 3", "x + y < 3"),
@@ -377,6 +379,7 @@ def test_a_tuple_is_compared_in_order(answer: str, gold: str):
     ("x=1, y=2", "(2,1)"),
     ("y=1, x=2", "(1,2)"),
     ("(1,2,3)", "(1,2)"),
+    (r"(1,2\text{ or })", "(1,2)"),
     ("1, 2", "(1,2)"),
     (r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
     (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"),
@@ -439,7 +442,7 @@ def test_digits_in_a_base_need_that_base():
     assert reward("2516_{8}", "2516_8") == 1.0
     assert reward("70_{10}", "70") == 1.0
     # 2516 in base 8 is 2·512 + 5·64 + 1·8 + 6 = 1358: the number that the problem itself may name.
-    assert [reward(answer, "2516_8") for answer in ("1358", "2516", "2516_9", "2561_8")] == [0.0] * 4
+    assert [reward(answer, "2516_8") for answer in ("1358", "2516", "2516_9", "2561_8", "251 6_8")] == [0.0] * 5
 
 
 # Nonsense
@@ -448,7 +451,24 @@ def test_digits_in_a_base_need_that_base():
 @wrong(
     *(
         (answer, "5")
-        for answer in ("5+", "5)", "((5)", "{5", "5^", "5_2", "1/0", "0/0", r"\frac{5}{}", r"\foo", "#", "~", "''")
+        for answer in (
+            "5+",
+            "5)",
+            "((5)",
+            "{5",
+            "5^",
+            "5_2",
+            "1/0",
+            "0/0",
+            r"\frac{5}{}",
+            r"\foo",
+            "#",
+            "~",
+            "''",
+            ".",
+            ".+5",
+            r"5 \approx",
+        )
     )
 )
 def test_what_cannot_be_read_is_wrong_and_says_so(answer: str, gold: str):

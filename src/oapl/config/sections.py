@@ -97,8 +97,8 @@ class TaskConfig(Section):
     )
     dataset: str | None = Field(
         None,
-        description="Training rows: a .jsonl or .parquet file, a benchmark, or a name on the hub, with `:config,config` "
-        "where it has several.",
+        description="Training rows: a .jsonl or .parquet file, a benchmark, or a name on the hub, with "
+        "`:config,config` where it has several.",
     )
     split: str = Field("train", description="For a hub dataset: the split to train on.")
     eval_dataset: str | None = Field(

@@ -26,7 +26,7 @@ def are_equal(a: sympy.Expr, b: sympy.Expr) -> bool:
         return True
     if a.is_Rational and b.is_Rational:
         return False
-    if a.has(sympy.oo, sympy.zoo) or b.has(sympy.oo, sympy.zoo):
+    if a.is_infinite or b.is_infinite:
         return False
     symbols = sorted((a - b).free_symbols, key=str)
     if not symbols:
@@ -68,6 +68,8 @@ def at(value: sympy.Expr, point: dict[sympy.Symbol, sympy.Rational]) -> sympy.Ex
 def is_zero(difference: sympy.Expr) -> bool:
     if difference.is_Rational:
         return bool(difference == 0)
+    if difference.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
+        raise Unreadable("infinity or an undefined value within a formula")
     bits = precision(difference)
     try:
         real, imaginary, real_bits, imaginary_bits = evalf(difference, 53, {"maxprec": bits})

@@ -161,7 +161,7 @@ class _Reader:
 
     def atom(self) -> sympy.Expr:
         token = self.take()
-        if re.match(r"[\d.]", token):
+        if re.match(r"\.?\d", token):
             return self.number(token)
         if token == "{":
             return self.until("}")

@@ -159,7 +159,7 @@ def _one(tokens: list[str]) -> Answer:
     if not tokens:
         raise Unreadable("nothing where an answer is expected")
     left, _ = split(tokens, frozenset([r"\approx"]))
-    if len(left) == 2:  # what it nearly is, is no answer, unless it is all that there is
+    if len(left) == 2 and all(left):  # what it nearly is, is no answer, unless it is all that there is
         return _one(left[1] if _name(left[0]) else left[0])
     left, _ = split(tokens, frozenset([r"\in"]))
     if len(left) == 2 and (name := _name(left[0])):
@@ -172,7 +172,7 @@ def _one(tokens: list[str]) -> Answer:
         return _collection(_one(part) for part in parts)
     if all(token.startswith(r"\text{") for token in tokens):
         return _words(" ".join(token[6:-1] for token in tokens))
-    if tokens[0].startswith(r"\begin") and tokens[-1].startswith(r"\end"):
+    if tokens[0].startswith(r"\begin") and tokens[-1] == tokens[0].replace(r"\begin", r"\end"):
         return _matrix(tokens)
     if tokens[0] in ("(", "[", r"\{") and closing_place(tokens) == len(tokens) - 1:
         return _bracketed(tokens)
@@ -274,7 +274,7 @@ def _matrix(tokens: list[str]) -> Answer:
 def _numeral(tokens: list[str]) -> Answer | None:
     """`2516_8`, `2516_{8}`, `1A_{16}`; in base ten it is a number like any other."""
     match = re.fullmatch(r"([0-9A-Z]+)_\{?(\d+)\}?", "".join(tokens).replace(r"\text", "").replace(" ", ""))
-    if match is None or not match.group(1)[0].isdigit():
+    if match is None or not tokens[0].isdigit() or tokens[1].isdigit():
         return None
     digits, base = match.group(1), int(match.group(2))
     return Value(sympy.Integer(digits)) if base == 10 and digits.isdigit() else Numeral(digits.lstrip("0"), base)
@@ -306,7 +306,7 @@ def _without_unit(tokens: list[str]) -> tuple[list[str], int, str | None]:
     if start == len(tokens):
         return tokens, 1, None
     value, unit = tokens[:start], "".join(tokens[start:])
-    if not UNIT.fullmatch(unit):
+    if not UNIT.fullmatch(unit) or AND in tokens or OR in tokens:
         raise Unreadable("words within a formula")
     words = " ".join(re.findall(r"\\text\{([^{}]*)\}", unit)).split()
     factor = MULTIPLIERS.get(words[0].lower(), 1)
