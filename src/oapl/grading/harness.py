@@ -5,7 +5,7 @@ leaves behind become its children, and when it ends, the kernel kills the rest. 
 nothing. It needs the standard library alone and imports nothing of oapl, which the sandbox does not hold.
 
 In, on descriptor 0: frames, a 4-byte length before each. Out, on the descriptor of its first argument, which no program
-gets: a line with the version of Python, then for each test a `+` when its process has been started and a line with its
+gets: a line with the version of Python, then for each test a `+` from each process that it starts and a line with the
 exit status (as `waitpid` gives it). What programs print goes straight to descriptors 1 and 2.
 """
 
@@ -51,6 +51,7 @@ def serve(control: int) -> Callable[[], None]:
     program = read_frame().decode("utf-8", "surrogatepass")
 
     def in_child(act: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+        os.write(control, b"+")  # by the child, so that nothing of the program's comes before it
         os.close(control)
         seconds = settings["cpu_s"]
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -78,7 +79,6 @@ def serve(control: int) -> Callable[[], None]:
             if child == 0:
                 return in_child(run_checks, checks, asks_out, answers_in)
             close(asks_out, answers_in)
-        os.write(control, b"+")
         os.write(control, f"{end_of(child)}\n".encode())
 
 

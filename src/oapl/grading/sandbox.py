@@ -86,7 +86,7 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """Of a test that ended by itself. Negative: the signal that ended it."""
-        return os.waitstatus_to_exitcode(int(self.answer.removeprefix("+")))
+        return os.waitstatus_to_exitcode(int(self.answer.lstrip("+")))
 
 
 class Sandbox:
