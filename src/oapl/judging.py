@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 from oapl.errors import GradingError, TaskError
 from oapl.store import RoundFolder
 from oapl.tasks import Task
-from oapl.types import FailedGroup, Group, Shard, split_and_index
+from oapl.types import Events, FailedGroup, Group, Round, Shard, split_and_index
 
 MAX_FAILED_IN_A_ROW = 8
 """So many ungraded groups without one success between them mean that grading itself is broken."""
@@ -67,7 +68,20 @@ class Judge:
             )
 
 
-def grade_again(judge: Judge, folder: RoundFolder, should_stop: Callable[[], bool] = lambda: False) -> None:
+def shard_event(round: Round, number: int, shard: Shard) -> Mapping[str, Any]:
+    """What is told of a shard once it is stored."""
+    return {
+        "round": round.index,
+        "shard": number,
+        "num_shards": round.num_shards,
+        "num_completions": shard.num_completions,
+        "num_tokens": shard.num_tokens,
+        "sampling_s": shard.sampling_s,
+        "num_failed_groups": len(shard.failed),
+    }
+
+
+def grade_again(judge: Judge, folder: RoundFolder, events: Events) -> None:
     """Grades what a complete round holds by the task as it is now, with nothing sampled; old shards are moved aside.
 
     Raises StoreError where a shard is missing or damaged.
@@ -75,7 +89,7 @@ def grade_again(judge: Judge, folder: RoundFolder, should_stop: Callable[[], boo
     round = replace(folder.load(), verifier=judge.task.verifier)
     judge.task.start()
     for number in range(round.num_shards):
-        if should_stop():
+        if events.should_stop():
             return
         old = folder.read_draft(number) or folder.read_shard(number)  # a draft is what a kill in these lines left
         waiting = [
@@ -89,7 +103,9 @@ def grade_again(judge: Judge, folder: RoundFolder, should_stop: Callable[[], boo
         folder.write_draft(round, number, replace(old, groups=(), failed=tuple(waiting)))
         folder.set_shard_aside(number)
         sampling_s = old.sampling_s - old.grading_s + grading_s
-        folder.write_shard(round, number, Shard(groups, failed, sampling_s, grading_s, old.mismatch))
+        new = Shard(groups, failed, sampling_s, grading_s, old.mismatch)
+        folder.write_shard(round, number, new)
         folder.remove_draft(number)
+        events.on_shard(shard_event(round, number, new))
     folder.open(round)
     folder.seal(round)

@@ -106,6 +106,8 @@ def summarize_evaluation(recipe: Recipe, folder: RoundFolder, of: Mapping[str, s
         **of,
         **summarize(read_scores(folder, recipe.task)),
         "temperature": round.sampling.temperature,
+        "top_p": round.sampling.top_p,
+        "top_k": round.sampling.top_k,
         "max_completion_length": round.sampling.max_completion_length,
         "verifier": round.verifier,
     }

@@ -104,7 +104,7 @@ def regrade(recipe: Recipe, events: Events, folder: RoundFolder) -> None:
     """Grades a complete evaluation again, by the recipe's task as it is now."""
     task = make_task(recipe.task)
     try:
-        grade_again(Judge(task), folder, events.should_stop)
+        grade_again(Judge(task), folder, events)
     finally:
         task.close()
 

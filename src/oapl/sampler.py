@@ -16,7 +16,7 @@ from oapl.config import Recipe
 from oapl.engines import make_engine
 from oapl.engines.base import Engine
 from oapl.errors import StoreError, TaskError
-from oapl.judging import MAX_FAILED_IN_A_ROW, NOT_GRADED, Judge
+from oapl.judging import MAX_FAILED_IN_A_ROW, NOT_GRADED, Judge, shard_event
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, training_params
 from oapl.processes import wait_until
@@ -134,17 +134,7 @@ class Sampler:
         for number in list(made):
             shard = made.pop(number)
             folder.write_shard(round, number, shard)
-            self._on_shard(
-                {
-                    "round": round.index,
-                    "shard": number,
-                    "num_shards": round.num_shards,
-                    "num_completions": shard.num_completions,
-                    "num_tokens": shard.num_tokens,
-                    "sampling_s": shard.sampling_s,
-                    "num_failed_groups": len(shard.failed),
-                }
-            )
+            self._on_shard(shard_event(round, number, shard))
 
     def _remove(self, folder: RoundFolder, drafts: list[int]) -> None:
         """Removes drafts whose shards are all stored; `drafts` is then empty."""
