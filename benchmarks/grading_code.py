@@ -23,10 +23,10 @@ from itertools import count
 from pathlib import Path
 
 from machine import write_results
-from oapl.grading.code import CodeGrader
-from oapl.grading.problem_tests import Tests, parse_tests
-from oapl.grading.sandbox import Limits, Sandbox, confined
-from oapl.grading.system_calls import filter_program
+from oapl.grading.code.grader import CodeGrader
+from oapl.grading.code.problem_tests import Tests, parse_tests
+from oapl.grading.code.sandbox import Limits, Sandbox, confined
+from oapl.grading.code.system_calls import filter_program
 
 PYTHON = "/usr/bin/python3"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oapl.grading.answers import LONGEST_ANSWER, SEARCHED, final_answer
+from oapl.grading.math.answers import LONGEST_ANSWER, SEARCHED, final_answer
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from oapl.errors import GradingError
-from oapl.grading.code import CodeGrader
-from oapl.grading.problem_tests import Tests, parse_tests
-from oapl.grading.sandbox import Limits
+from oapl.grading.code.grader import CodeGrader
+from oapl.grading.code.problem_tests import Tests, parse_tests
+from oapl.grading.code.sandbox import Limits
 from oapl.types import Verdict
 
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oapl.errors import GradingError
-from oapl.grading.math import check_gold, grade_answer, plain_gold
+from oapl.grading.math.verdicts import check_gold, grade_answer, plain_gold
 
 
 def reward(answer: str, gold: str) -> float:

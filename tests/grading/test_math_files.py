@@ -13,7 +13,7 @@ import pytest
 
 from grading_math import FILES, gold_answers
 from math_rules import NEAR_MISSES, REWRITINGS
-from oapl.grading.math import grade_answer, plain_gold
+from oapl.grading.math.verdicts import grade_answer, plain_gold
 
 DATA = Path(os.environ.get("OAPL_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from oapl.errors import GradingError, TaskError
-from oapl.grading.pool import MathGrader, WorkerPool
+from oapl.grading.math import MathGrader
+from oapl.grading.pool import WorkerPool
 
 TIMEOUT_S = 3.0
 

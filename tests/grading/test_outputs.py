@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from oapl.grading.outputs import same_output, same_result
+from oapl.grading.code.outputs import same_output, same_result
 
 BIG = 10**30
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from oapl.errors import TaskError
-from oapl.grading import problem_tests
-from oapl.grading.problem_tests import Tests, parse_tests
+from oapl.grading.code import problem_tests
+from oapl.grading.code.problem_tests import Tests, parse_tests
 
 ADD = Tests("stdin", (("1 2\n", "3\n"), ("5 6\n", "11\n")))
 ADD_CALL = Tests("call", (("[1, 2]", "3"), ("[5, 6]", "11")), "add")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oapl.grading.programs import last_program
+from oapl.grading.code.programs import last_program
 
 NO_BLOCK = (None, "no block of code")
 CUT_OFF = (None, "the last block of code is cut off")

@@ -23,9 +23,9 @@ import pytest
 
 from oapl.errors import TaskError
 from oapl.grading import code, sandbox
-from oapl.grading.code import CodeGrader
-from oapl.grading.problem_tests import Tests
-from oapl.grading.sandbox import Limits, Sandbox
+from oapl.grading.code.grader import CodeGrader
+from oapl.grading.code.problem_tests import Tests
+from oapl.grading.code.sandbox import Limits, Sandbox
 
 pytestmark = pytest.mark.skipif(
     not any(os.access(f"{folder}/bwrap", os.X_OK) for folder in os.get_exec_path()),
@@ -330,7 +330,7 @@ def test_a_program_that_only_knows_the_first_test_fails_the_second(grader: CodeG
 
 def test_sigkill_of_the_run_ends_its_sandboxes() -> None:
     run = subprocess.Popen(
-        [sys.executable, "-c", "import sys\nfrom oapl.grading.sandbox import *\n"
+        [sys.executable, "-c", "import sys\nfrom oapl.grading.code.sandbox import *\n"
          "s = Sandbox('while True: pass', 'stdin', '', Limits())\nprint(s._inside, flush=True)\n"
          "s.run(b'', output_limit=1, timeout_s=60)"],
         stdout=subprocess.PIPE, text=True,
@@ -371,7 +371,7 @@ def test_an_ordinary_user_has_the_same_sandbox() -> None:
     if not all(folder.stat().st_mode & 0o001 for folder in (source, *source.parents)):
         pytest.skip("an ordinary user cannot reach this package")
     program = """
-from oapl.grading.sandbox import *
+from oapl.grading.code.sandbox import *
 print(check())
 limits = Limits(timeout_s=2, memory_mb=100, num_processes=8)
 hoard = "open('x', 'wb').write(b'x' * (60 << 20))\\nx = b'x' * (60 << 20)\\nwhile True: pass"

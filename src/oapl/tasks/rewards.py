@@ -12,10 +12,8 @@ from typing import Any, Protocol
 
 from oapl.config import TaskConfig
 from oapl.errors import GradingError, TaskError
-from oapl.grading.code import CodeGrader
-from oapl.grading.pool import MathGrader
-from oapl.grading.problem_tests import parse_tests
-from oapl.grading.sandbox import Limits
+from oapl.grading.code import CodeGrader, Limits, parse_tests
+from oapl.grading.math import MathGrader
 from oapl.grading.worker import FunctionWorker
 from oapl.types import Prompt, Verdict
 

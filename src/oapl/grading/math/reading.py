@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import sympy
 
-from oapl.grading.equality import are_equal
-from oapl.grading.expressions import DECORATIONS, GREEK, read_expression
-from oapl.grading.latex import FUNCTIONS, Unreadable, closing_place, depth, split, tokenize
-from oapl.grading.units import MULTIPLIERS, known_unit
+from oapl.grading.math.equality import are_equal
+from oapl.grading.math.expressions import DECORATIONS, GREEK, read_expression
+from oapl.grading.math.latex import FUNCTIONS, Unreadable, closing_place, depth, split, tokenize
+from oapl.grading.math.units import MULTIPLIERS, known_unit
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import random
 import sympy
 from sympy.core.evalf import evalf
 
-from oapl.grading.latex import Unreadable
+from oapl.grading.math.latex import Unreadable
 
 SCALES = (sympy.Rational(1, 10), sympy.Integer(1), sympy.Integer(10))
 LEAST_BITS = 400

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from oapl.grading.units import known_unit
+from oapl.grading.math.units import known_unit
 
 SYNONYMS = {
     r"\dfrac": r"\frac",

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Literal, Self
 
 from oapl.errors import GradingError, TaskError
-from oapl.grading import process_tree
-from oapl.grading.system_calls import filter_program
+from oapl.grading.code import process_tree
+from oapl.grading.code.system_calls import filter_program
 
 Kind = Literal["stdin", "call", "check"]
 """How a program is tested: as one that reads and prints, by calls of a function, by code that checks a function."""

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from oapl.errors import GradingError
-from oapl.grading.outputs import same_output, same_result
-from oapl.grading.problem_tests import Tests
-from oapl.grading.programs import last_program
-from oapl.grading.sandbox import Limits, Outcome, Sandbox, check
+from oapl.grading.code.outputs import same_output, same_result
+from oapl.grading.code.problem_tests import Tests
+from oapl.grading.code.programs import last_program
+from oapl.grading.code.sandbox import Limits, Outcome, Sandbox, check
 from oapl.types import Verdict
 
 SHOWN_CHARS = 80

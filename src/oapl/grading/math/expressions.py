@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import sympy
 
-from oapl.grading.latex import FUNCTIONS, Unreadable
+from oapl.grading.math.latex import FUNCTIONS, Unreadable
 
 MOST_BITS = 50_000
 """Of a power of fractions, which is computed exactly."""

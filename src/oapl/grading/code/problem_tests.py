@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oapl.errors import TaskError
-from oapl.grading.sandbox import Kind
+from oapl.grading.code.sandbox import Kind
 
 MAX_PRIVATE_BYTES = 512 << 20
 """Of LiveCodeBench's hidden tests, unpacked: a small file must not fill the memory."""

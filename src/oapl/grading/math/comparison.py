@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import sympy
 
-from oapl.grading.equality import are_equal, are_proportional
-from oapl.grading.expressions import read_expression
-from oapl.grading.latex import Unreadable, tokenize
-from oapl.grading.reading import Answer, Group, Matrix, Named, Numeral, Relation, Value, Words
+from oapl.grading.math.equality import are_equal, are_proportional
+from oapl.grading.math.expressions import read_expression
+from oapl.grading.math.latex import Unreadable, tokenize
+from oapl.grading.math.reading import Answer, Group, Matrix, Named, Numeral, Relation, Value, Words
 
 
 def is_same(gold: Answer, answer: Answer) -> bool:

@@ -1,6 +1,6 @@
 r"""Grades answers to mathematics: the last \boxed{…} of a completion against the gold answer.
 
-This module reads and compares in the process that it is called in, without a limit of time. `pool.MathGrader` does the
+This module reads and compares in the process that it is called in, without a limit of time. `grader.MathGrader` does the
 same in worker processes that may be killed.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from oapl.errors import GradingError
-from oapl.grading.answers import LONGEST_ANSWER, final_answer
-from oapl.grading.comparison import is_same
-from oapl.grading.latex import Unreadable
-from oapl.grading.reading import Answer, read
+from oapl.grading.math.answers import LONGEST_ANSWER, final_answer
+from oapl.grading.math.comparison import is_same
+from oapl.grading.math.latex import Unreadable
+from oapl.grading.math.reading import Answer, read
 from oapl.types import Verdict
 
 
