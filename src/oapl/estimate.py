@@ -24,8 +24,8 @@ FLOAT32 = 4
 HUB_TIMEOUT_S = 5.0
 BYTES_PER_CHUNK_LOGIT = 12
 """The head's product, logit and exponential, or gradient, each in float32 at most."""
-PIECE_CACHES = 4
-"""Of a row in pieces: keys and values, those before a piece once more beside its own, and the gradients of both."""
+PIECE_CACHES = 3
+"""Of a row in pieces, beside what its last piece keeps: keys and values, their gradients, those that it gives."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,10 @@ def facts_of(recipe: Recipe) -> Facts:
     with FakeTensorMode():
         pretend(model, torch.bfloat16 if recipe.trainer.bf16 else torch.float32)
         cache_numbers = numbers_per_token(model)
-        activations = kept_by_layers(recipe, model, rows, tokens) + taken_by_head(model, rows * tokens)
-        if (length := recipe.sampling.max_completion_length) > tokens:
-            activations += PIECE_CACHES * length * cache_numbers * model.dtype.itemsize
+        past = recipe.sampling.max_completion_length - tokens
+        activations = kept_by_layers(recipe, model, rows, tokens, past) + taken_by_head(model, rows * tokens)
+        if past:
+            activations += PIECE_CACHES * (past + tokens) * cache_numbers * model.dtype.itemsize
     return Facts(
         kind=type(model).__name__,
         num_parameters=num_parameters,
@@ -230,15 +231,16 @@ def numbers_per_token(model: PreTrainedModel) -> int:
     return bytes_per_token(cache) // int(model.dtype.itemsize)
 
 
-def kept_by_layers(recipe: Recipe, model: PreTrainedModel, rows: int, tokens: int) -> int:
-    """Bytes that a forward pass of B rows of T tokens keeps for the backward pass, weights left out.
+def kept_by_layers(recipe: Recipe, model: PreTrainedModel, rows: int, tokens: int, past: int) -> int:
+    """Bytes that a forward pass of B rows of T tokens, after `past` others, keeps for the backward pass; no weights.
 
     With gradient checkpointing each layer's input, and what one layer keeps while it is computed again.
     """
     if caps_scores(model) or recipe.model.attn_implementation == "eager":  # others keep what sdpa does
         model.set_attn_implementation("eager")
     if chooses_attention(recipe, model):
-        model.set_attn_implementation(attention_by_size(model, rows * tokens * tokens, is_compiled=False))
+        num_scores = rows * tokens * (past + tokens)
+        model.set_attn_implementation(attention_by_size(model, num_scores, is_compiled=False))
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -248,8 +250,13 @@ def kept_by_layers(recipe: Recipe, model: PreTrainedModel, rows: int, tokens: in
             kept[storage._cdata] = storage  # held, so that no other takes its place
         return tensor
 
+    body, cache = model.get_decoder(), DynamicCache(config=model.config) if past else None
+    if past:
+        with torch.no_grad():
+            body(input_ids=torch.zeros(rows, past, dtype=torch.long), past_key_values=cache, use_cache=True)
+    ids = torch.zeros(rows, tokens, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.get_decoder()(input_ids=torch.zeros(rows, tokens, dtype=torch.long), use_cache=False)
+        body(input_ids=ids, past_key_values=cache, use_cache=cache is not None)
     num_bytes = sum(storage.nbytes() for storage in kept.values())
     if recipe.trainer.gradient_checkpointing:
         config = model.config.get_text_config(decoder=True)
