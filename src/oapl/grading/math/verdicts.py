@@ -1,7 +1,7 @@
 r"""Grades answers to mathematics: the last \boxed{…} of a completion against the gold answer.
 
-This module reads and compares in the process that it is called in, without a limit of time. `MathGrader` does the same in
-worker processes that may be killed.
+This module reads and compares in the process that it is called in, without a limit of time. `MathGrader` does the same
+in worker processes that may be killed.
 """
 
 from __future__ import annotations
