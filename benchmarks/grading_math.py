@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from machine import write_results
 from math_rules import NEAR_MISSES, REWRITINGS
-from oapl.grading.math import MathGrader
+from oapl.grading.math.grader import MathGrader
 from oapl.grading.math.verdicts import grade_answer, plain_gold
 
 FILES = ("matharena_aime_2025.jsonl", "matharena_hmmt_feb_2025.jsonl", "math_500.json", "gsm8k_test.jsonl")

@@ -50,7 +50,7 @@ def write_recipe(write_recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rows = [{"prompt": f"use {i} {i + 1} make 9\n", "wanted": 4 + i % 3} for i in range(1, 13)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = {"name": "dataset", "dataset": "rows.jsonl", "eval_dataset": "rows.jsonl"}
-    task["reward_func"] = "length_rewards:length"
+    task["reward_funcs"] = "length_rewards:length"
     return partial(write_recipe, task=task)
 
 

@@ -79,8 +79,7 @@ def test_a_file_is_evaluated_without_a_recipe(folder: Path, tiny_model: Path, ca
 def test_a_benchmark_takes_its_rows_from_a_file(folder: Path, tiny_model: Path, capsys: Any):
     arguments = ["--task.prompt_template", "{problem}", *LENGTH]
     assert main(["eval", str(tiny_model), "--benchmark", "aime_2025", "--data", "problems.jsonl", *arguments]) == 0
-    (made,) = (folder / "evaluations").iterdir()
-    assert made.name.endswith("-aime_2025")
+    (made,) = (folder / "evaluations").glob("*-aime_2025")
     summary = json.loads((made / "summary.json").read_text())
     assert summary["verifier"].startswith("math/")
     assert summary["cons_at_n"][0] == 0.0  # nothing boxed, so nobody voted
@@ -108,6 +107,7 @@ def test_a_run_is_evaluated_on_other_problems_and_not_on_those_its_weights_were_
 ):
     (folder / "chosen.jsonl").write_text((folder / "problems.jsonl").read_text())
     (folder / "held_out.jsonl").write_text((folder / "problems.jsonl").read_text())
+    (folder / "others.jsonl").write_text((folder / "problems.jsonl").read_text())
     recipe = write_recipe(
         task={
             "name": "math",
@@ -122,13 +122,20 @@ def test_a_run_is_evaluated_on_other_problems_and_not_on_those_its_weights_were_
     )
     assert main(["train", str(recipe), "--run_dir", "run"]) == 0
     arguments = ["--task.prompt_template", "{problem}"]
-    assert main(["eval", "run", "--benchmark", "amc", "--data", "problems.jsonl", *arguments]) == 0
-    made = folder / "run" / "benchmarks" / "amc" / "000001"
-    assert json.loads((made / "summary.json").read_text())["model"] == "run, policy 1"
-    settings = (folder / "run" / "config.toml").read_text()
-    (folder / "run" / "config.toml").write_text(settings.replace("chosen.jsonl", "amc"))
-    assert main(["eval", "run", "--benchmark", "amc", "--data", "problems.jsonl"]) == 2
-    assert "the run's weights were chosen by these problems" in capsys.readouterr().err
+    assert main(["eval", "run", "--benchmark", "amc", "--data", "others.jsonl", *arguments]) == 0
+    (made,) = (folder / "run" / "benchmarks" / "amc").glob("step-*")
+    chosen = json.loads((folder / "run" / "summary.json").read_text())["selection"]["step"]
+    assert json.loads((made / "summary.json").read_text())["model"] == f"run, step {chosen}, chosen"
+    assert main(["eval", "run", "--policy", "1", "--benchmark", "amc", "--data", "others.jsonl", *arguments]) == 0
+    assert (folder / "run" / "benchmarks" / "amc" / "policy-1" / "summary.json").exists()
+    for name in ("run", "run/policies/000001"):
+        for seen, how in (("chosen.jsonl", "chosen by"), ("problems.jsonl", "trained on")):
+            for asked in (["--data", seen], ["--benchmark", "amc", "--data", seen]):
+                capsys.readouterr()
+                assert main(["eval", name, *asked]) == 2
+                assert f"weights were {how} these problems" in capsys.readouterr().err
+    assert main(["eval", "run", "--task.eval_dataset", "problems.jsonl"]) == 2
+    assert "weights were trained on these problems" in capsys.readouterr().err
 
 
 # Nothing is sampled twice
@@ -202,7 +209,110 @@ def test_two_evaluations_do_not_share_a_folder(folder: Path, tiny_model: Path, c
             time.sleep(0.05)
         assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 1
         process.kill()
-    assert "already has a evaluation at work" in capsys.readouterr().err
+    assert "out already has a sampler at work" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--task.prompt_template", "now {problem}"],
+        ["--task.system_prompt", "Be brief."],
+        ["--evaluation.temperature", "0.5"],
+        ["--seed", "1"],
+    ],
+)
+def test_a_folder_is_not_taken_for_an_evaluation_with_other_settings(
+    folder: Path, tiny_model: Path, capsys: Any, change: list[str]
+):
+    assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 0
+    before = (folder / "out" / "config.toml").read_text()
+    arguments = ["eval", str(tiny_model), "--data", "problems.jsonl", *LENGTH, "--output_dir", "out"]
+    own = {"--task.prompt_template": "{problem}", "--task.reward_funcs": "judges:echo", change[0]: change[1]}
+    assert main([*arguments, *(word for pair in own.items() for word in pair)]) == 1
+    assert "than asked for now" in capsys.readouterr().err
+    assert (folder / "out" / "config.toml").read_text() == before  # a refused command leaves no trace
+
+
+def test_one_grader_judges_all_of_an_evaluation(folder: Path, tiny_model: Path, capsys: Any):
+    assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 0
+    assert main(eval_arguments(tiny_model, "--output_dir", "out", judge="odd")) == 1
+    assert "was graded by judges:echo/" in capsys.readouterr().err
+
+
+def test_a_mended_judge_grades_all_of_what_was_begun(
+    folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """Killed after two shards; then another grader goes on."""
+    output, write = RoundFolder(folder / "out"), RoundFolder.write_shard
+
+    def killed_at_the_third(self: RoundFolder, round: Any, number: int, shard: Any) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+        write(self, round, number, shard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundFolder, "write_shard", killed_at_the_third)
+        assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 130
+    begun = texts(output)
+    assert sorted(begun) == [0, 1]
+    assert main(eval_arguments(tiny_model, "--output_dir", "out", judge="odd")) == 0
+    odd = {p: sum(len(text) % 2 for text in group) for p, group in texts(output).items()}
+    assert dict(read_scores(output, TaskConfig(name="countdown")).num_correct) == odd
+    assert {p: group for p, group in texts(output).items() if p in begun} == begun
+
+
+def test_fewer_completions_at_once_take_up_what_more_had_sampled(
+    folder: Path, write_recipe: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A block of two shards, stopped in its grading; then blocks of one."""
+    round = make_round(0, PolicyRef(0, 0, "digest"), num_shards=8, num_generations=4)
+    stored = RoundFolder(folder / "round")
+    grade, sampled = Countdown.grade, []
+
+    def fill(max_num_seqs: int) -> None:
+        recipe = load_recipe(write_recipe(trainer={"weight_sync_steps": 4}, engine={"max_num_seqs": max_num_seqs}))
+        sampler = Sampler(recipe, lambda _: tiny_model)
+        generate = sampler.engine.generate
+        monkeypatch.setattr(sampler.engine, "generate", lambda r, p: sampled.append(len(r)) or generate(r, p))
+        try:
+            sampler.fill(stored, round)
+        finally:
+            sampler.close()
+
+    def interrupted(self: Countdown, prompt: Any, completions: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Countdown, "grade", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fill(8)
+    monkeypatch.setattr(Countdown, "grade", grade)
+    fill(4)
+    assert sampled == [2, 1, 1, 1, 1, 1, 1]  # two at once, then the six that were left
+    assert sorted(texts(stored)) == list(range(8))
+    assert not list(stored.path.glob("draft-*"))
+
+
+def test_a_bad_row_among_very_many_fails_alone(folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("oapl.sampler.MAX_CHECKED", 1)
+    rows = (folder / "problems.jsonl").read_text().splitlines()
+    rows[3] = json.dumps({"problem": "use 1 2 make 3\n", "answer": None})
+    (folder / "problems.jsonl").write_text("\n".join(rows))
+    arguments = ["--task.prompt_template", "{problem}", *LENGTH, "--output_dir", "out"]
+    assert main(["eval", str(tiny_model), "--data", "problems.jsonl", *arguments]) == 0
+    summary = json.loads((folder / "out" / "summary.json").read_text())
+    assert (summary["num_prompts"], summary["num_failed"]) == (5, 1)
+
+
+def test_a_second_ctrl_c_ends_a_long_grading_at_once(folder: Path, tiny_model: Path):
+    command = [sys.executable, "-m", "oapl", *eval_arguments(tiny_model, "--output_dir", "out")]
+    environment = {**os.environ, "GRADING_S": "600", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        while not list((folder / "out").glob("draft-*.json")):
+            time.sleep(0.05)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)  # the one at hand is not waited for either: its samples are kept
+        assert process.wait(30) == 130
+    assert list((folder / "out").glob("draft-*.json"))
 
 
 # Grading again
@@ -236,6 +346,55 @@ def test_samples_are_graded_again_by_another_reward_with_nothing_sampled(
     assert {p: 4 - count for p, count in even.num_correct.items()} == dict(odd.num_correct)  # every verdict turned over
     assert json.loads((output.path / "summary.json").read_text())["verifier"].startswith("judges:odd/")
     assert list(output.path.glob("groups-00000.parquet.aside-1"))  # what it said before
+    assert output.load().verifier.startswith("judges:odd/")
+    assert output.is_sealed()
+
+
+@pytest.mark.parametrize("kill_at", ["write_regraded", "adopt", "seal"])
+def test_a_regrade_killed_anywhere_leaves_old_verdicts_or_new_and_never_both(
+    folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, kill_at: str
+):
+    output = RoundFolder(folder / "out")
+    assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 0
+    before, even = texts(output), read_scores(output, TaskConfig(name="countdown"))
+    again = eval_arguments(tiny_model, "--output_dir", "out", "--regrade", judge="odd")
+    count = 0
+
+    def killed(*_: Any, **__: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if kill_at == "write_regraded":
+            write = RoundFolder.write_regraded
+            patch.setattr(RoundFolder, "write_regraded", lambda *a: killed() or write(*a))
+        elif kill_at == "adopt":
+            aside = RoundFolder.set_shard_aside
+            patch.setattr(RoundFolder, "set_shard_aside", lambda *a: aside(*a) or killed())
+        else:
+            count = 2
+            patch.setattr(RoundFolder, "seal", killed)
+        assert main(again) == 130
+    if output.is_sealed():
+        assert read_scores(output, TaskConfig(name="countdown")).num_correct == even.num_correct
+    assert main(again) == 0
+    odd = read_scores(output, TaskConfig(name="countdown"))
+    assert {p: 4 - count for p, count in even.num_correct.items()} == dict(odd.num_correct)
+    assert texts(output) == before
+    seal = json.loads((output.path / "sealed.json").read_text())
+    assert (seal["num_groups"], seal["num_completions"]) == (6, 24)
+
+
+def test_a_broken_judge_leaves_the_old_verdicts(folder: Path, tiny_model: Path, capsys: Any):
+    output = RoundFolder(folder / "out")
+    assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 0
+    even = read_scores(output, TaskConfig(name="countdown"))
+    assert main(eval_arguments(tiny_model, "--output_dir", "out", "--regrade", judge="broken")) == 1
+    assert "the judge is ill" in capsys.readouterr().err
+    assert output.is_sealed()
+    assert read_scores(output, TaskConfig(name="countdown")) == even
 
 
 def test_grading_again_needs_a_complete_evaluation(folder: Path, tiny_model: Path, capsys: Any):
@@ -290,24 +449,27 @@ def two_evaluations(folder: Path, tiny_model: Path) -> list[str]:
 def test_evaluations_are_compared_with_a_paired_test_a_table_and_a_picture(
     folder: Path, two_evaluations: list[str], capsys: Any
 ):
-    assert main(["compare", *two_evaluations, "--output", "both"]) == 0
+    assert main(["compare", *two_evaluations, "--output", "seeds-0.1"]) == 0
     printed = capsys.readouterr().out
     assert "pass@4" in printed
     assert "paired over 6 problems" in printed
-    result = json.loads((folder / "both.json").read_text())
+    result = json.loads((folder / "seeds-0.1.json").read_text())
     first, second = (read_scores(RoundFolder(folder / name), TaskConfig(name="countdown")) for name in two_evaluations)
     assert result["difference"]["pass_at_k"]["1"]["difference"][0] == pytest.approx(
         second.pass_at(1).mean() - first.pass_at(1).mean()
     )
     assert [each["name"] for each in result["evaluations"]] == two_evaluations  # one model, so the folders tell
-    assert (folder / "both.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "seeds-0.1.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_answers_to_other_problems_are_not_compared(folder: Path, two_evaluations: list[str], capsys: Any):
-    path = folder / "out1" / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "problems": "others.jsonl"}))
-    assert main(["compare", *two_evaluations]) == 2
-    assert "only answers to the same problems can be compared" in capsys.readouterr().err
+def test_answers_to_other_problems_are_not_compared(
+    folder: Path, tiny_model: Path, two_evaluations: list[str], capsys: Any
+):
+    lines = (folder / "problems.jsonl").read_text().replace("make 9", "make 8")
+    (folder / "problems.jsonl").write_text(lines)  # the same name and number, other problems
+    assert main(eval_arguments(tiny_model, "--output_dir", "out2")) == 0
+    assert main(["compare", two_evaluations[0], "out2"]) == 2
+    assert "only answers to the same prompts can be compared" in capsys.readouterr().err
 
 
 def test_what_is_no_evaluation_is_told(folder: Path, capsys: Any):

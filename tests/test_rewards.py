@@ -129,7 +129,7 @@ def test_rows_that_are_no_mathematics_problems_are_refused(make, row: dict[str, 
 
 def test_an_empty_answer_is_told_with_its_row(make):
     task = make([{"problem": "2+2?", "answer": " "}], name="math")
-    with pytest.raises(TaskError, match=r"prompt train/0 has no answer to be graded by: `answer` is ' '"):
+    with pytest.raises(TaskError, match="prompt train/0 has no answer to be graded by"):
         task.prompt("train", 0)
 
 
@@ -180,7 +180,7 @@ def test_several_rewards_are_weighed_and_each_is_kept(make):
     assert right.scores == {"math": 1.0, "judges:brief": 0.0}
     assert right.answer == "7"
     assert task.verifier.startswith("math/")
-    assert "+judges:brief/" in task.verifier
+    assert " + judges:brief/" in task.verifier
 
 
 def test_a_reward_that_does_not_apply_is_left_out_of_the_sum(make):
@@ -240,8 +240,8 @@ def test_livecodebench_has_releases_and_windows_of_dates():
     assert v5 is not None
     assert v5.data_files == ("test.jsonl", "test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl")
     assert v5.window == ("2024-08-01", "2025-02-01")
-    assert find_benchmark("livecodebench@release_v5").num_problems == 880
-    assert find_benchmark("livecodebench").num_problems == 1055
+    assert find_benchmark("livecodebench@release_v2").data_files == ("test.jsonl", "test2.jsonl")
+    assert len(find_benchmark("livecodebench").data_files) == 6
     assert find_benchmark("no_such_benchmark") is None
 
 
@@ -313,7 +313,7 @@ def test_a_benchmark_and_its_hub_name_are_the_same_rows():
         ({"name": "math", "dataset": "x.jsonl", "reward_weights": [1, 2]}, r"one weight for each .* \['math'\]"),
         ({"name": "math", "dataset": "x.jsonl", "max_tests": 15}, "max_tests = 15 is for programs"),
         ({"name": "math", "dataset": "x.jsonl", "prompt_template": "Solve it."}, r"has no `\{problem\}`"),
-        ({"name": "countdown", "answer_after": "</think>"}, "is for math and code, not for 'countdown'"),
+        ({"name": "countdown", "answer_after": "</think>"}, "needs math or code among the rewards"),
         ({"name": "math", "dataset": "x.jsonl", "eval_data_file": "y.jsonl"}, "name it as eval_dataset"),
     ],
 )

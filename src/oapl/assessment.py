@@ -1,9 +1,9 @@
-"""What `oapl eval` does: score a model, or a run's policy, on its recipe's task, on a benchmark, or on a file."""
+"""What `oapl eval` does: score a model, or a run's weights, on its recipe's task, on a benchmark, or on a file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,18 +26,33 @@ from oapl.errors import ConfigError
 from oapl.launch import stoppable
 from oapl.progress import Progress
 from oapl.report import evaluation_table
-from oapl.results import summarize_evaluation
+from oapl.results import is_finished, reported, summarize_evaluation
 from oapl.store import RoundFolder, RunFolder
-from oapl.store.files import Lock, write_bytes
+from oapl.store.files import Lock, move_aside, write_bytes
+from oapl.types import PolicyRef
 
 DEFAULTS: Mapping[str, Any] = {
     "trainer": {"num_steps": 1, "weight_sync_steps": 1},
-    "sampling": {"max_completion_length": 1},
     "evaluation": {"num_generations": 4, "max_completion_length": 2048},
 }
 """Of an evaluation without a recipe, which trains nothing."""
-KEPT_OF_A_RUN = ("chat", "system_prompt", "chat_template_kwargs", "answer_after", "reward_timeout_s", "num_workers")
-"""What a run's task says of the model, and not of its problems."""
+ALL_PROMPTS = 1_000_000
+OF_THE_MODEL = ("chat", "system_prompt", "chat_template_kwargs", "answer_after", "reward_timeout_s", "num_workers")
+"""What a run's task says of the model, whatever the problems."""
+OF_THE_KIND = ("prompt_template", "test_timeout_s", "max_tests")
+"""What it says of mathematics, or of programs, besides."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A run's weights that are evaluated."""
+
+    run: RunFolder
+    name: str
+    """`policy 4`, or `step 150, chosen`."""
+    find: Callable[[], PolicyRef | None]
+    own: RoundFolder
+    """Where their evaluation on the run's own task lies."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +60,21 @@ class Target:
     """What is evaluated, and where its evaluations go."""
 
     name: str
-    run: RunFolder | None
-    """The run, where a policy of it is evaluated; None for any other model."""
-    version: int | None
+    weights: Weights | None
+    """None for a model that is no run's."""
+    recipe: Recipe | None
+    """That of the run, or of the run whose folder the model lies in."""
     output_dir: Path | None
 
     def folder(self, label: str | None) -> RoundFolder:
-        """`label` names a benchmark or a file; None stands for the recipe's own task."""
+        """`label` names a benchmark or a file; None stands for the run's own task."""
         if self.output_dir is not None:
             return RoundFolder(self.output_dir)
-        if self.run is None:
+        if self.weights is None:
             return RoundFolder(Path("evaluations") / "-".join(map(as_name, filter(None, (self.name, label)))))
-        assert self.version is not None
         if label is None:
-            return self.run.evaluation(self.version)
-        return RoundFolder(self.run.path / "benchmarks" / as_name(label) / f"{self.version:06d}")
+            return self.weights.own
+        return RoundFolder(self.weights.run.path / "benchmarks" / as_name(label) / as_name(self.weights.name))
 
 
 def find_target(name: str, version: int | None, output_dir: Path | None) -> Target:
@@ -68,7 +83,10 @@ def find_target(name: str, version: int | None, output_dir: Path | None) -> Targ
     if RoundFolder(run.path).is_open():
         raise ConfigError(f"{name} is an evaluation itself. Name the model or the run, or `oapl compare {name} …`.")
     if not run.config_path.exists():
-        return Target(name, None, None, output_dir)
+        if version is not None:
+            raise ConfigError(f"--policy {version}: {name} is not a run folder, so it has no policies. Leave it out.")
+        return Target(name, None, recipe_around(Path(name)), output_dir)
+    recipe = load_recipe(run.config_path)
     versions = run.policy_versions()
     if not versions and run.is_pruned():
         raise ConfigError(
@@ -76,24 +94,40 @@ def find_target(name: str, version: int | None, output_dir: Path | None) -> Targ
         )
     if not versions:
         raise ConfigError(f"{run.path} has no policies yet. Start it with `oapl train RECIPE --run_dir {run.path}`.")
+    if version is None and recipe.selection is not None and is_finished(recipe, run):
+        folder, find = reported(recipe, run)
+        policy = find()
+        assert policy is not None
+        return Target(name, Weights(run, f"step {policy.step}, chosen", find, folder), recipe, output_dir)
     if version is not None and version not in versions:
         raise ConfigError(f"{run.path} has policies {versions}; policy {version} is not among them.")
-    return Target(name, run, versions[-1] if version is None else version, output_dir)
+    chosen = versions[-1] if version is None else version
+    weights = Weights(run, f"policy {chosen}", partial(run.policy, chosen), run.evaluation(chosen))
+    return Target(name, weights, recipe, output_dir)
+
+
+def recipe_around(model: Path) -> Recipe | None:
+    """The recipe of the run in whose folder a model lies; None where it lies elsewhere."""
+    folder = model.resolve().parent
+    run = RunFolder(folder.parent)
+    return (
+        load_recipe(run.config_path) if folder.name in ("policies", "snapshots") and run.config_path.exists() else None
+    )
 
 
 def as_name(text: str) -> str:
     """The text as part of a folder's name."""
-    return re.sub(r"[^\w.@-]+", "-", text).strip("-")
+    return re.sub(r"[^\w.@-]+", "-", text).strip("-.")
 
 
 def recipe_for(
     target: Target, given: Path | None, benchmark: str | None, data: Path | None, overrides: Mapping[str, Any]
 ) -> Recipe:
-    """The settings of one evaluation. Raises ConfigError where they do not fit together, or where the benchmark's
-    problems are those that the run's weights were chosen by or trained on."""
-    if target.run is not None and given is not None:
+    """The settings of one evaluation. Raises ConfigError where they do not fit together, or where the problems are
+    those that the weights were chosen by or trained on."""
+    if target.weights is not None and given is not None:
         raise ConfigError(f"{target.name} is a run folder and has its own recipe; leave {given} out.")
-    path = given if target.run is None else target.run.config_path
+    path = given if target.weights is None else target.weights.run.config_path
     task = task_of(benchmark, data)
     if path is None and not (task or "task" in overrides):
         raise ConfigError(
@@ -101,26 +135,31 @@ def recipe_for(
             f"--data FILE, or a task such as --task.name math --task.eval_dataset FILE."
         )
     if path is not None and not task:
-        return load_recipe(path, overrides)
+        recipe = load_recipe(path, overrides)
+    else:
+        recipe = recipe_with(target, path, task, overrides)
+    if target.recipe is not None:
+        check_not_seen(target.recipe, recipe)
+    return recipe
+
+
+def recipe_with(target: Target, path: Path | None, task: Mapping[str, Any], overrides: Mapping[str, Any]) -> Recipe:
+    """A recipe, or the defaults, with another task in the place of its own."""
     values: dict[str, Any] = {**DEFAULTS, "model": {"name_or_path": target.name}}
     if path is not None:
         base = load_recipe(path)
-        check_not_seen(base, benchmark)
-        task = {**base.task.model_dump(include=set(KEPT_OF_A_RUN), exclude_none=True), **task}
-        values = {**base.model_dump(exclude_none=True, exclude={"selection"}), "task": {}}
+        kept = {*OF_THE_MODEL, *(OF_THE_KIND if base.task.name == task["name"] else ())}
+        task = {**base.task.model_dump(include=kept, exclude_none=True), **task}
+        values = base.model_dump(exclude_none=True, exclude={"selection", "task"})
     elif has_chat_template(target.name):
         task = {"chat": True, **task}
     values = merge(values, {"task": task})
+    if "num_prompts" not in overrides.get("evaluation", {}):
+        values = merge(values, {"evaluation": {"num_prompts": ALL_PROMPTS}})
     values = merge(values, overrides)
     if "dataset" not in values["task"] and (rows := values["task"].get("eval_dataset")):
         values["task"] |= {"dataset": rows, "split": values["task"].get("eval_split", "test")}
-    if "num_prompts" not in overrides.get("evaluation", {}):
-        values = merge(values, {"evaluation": {"num_prompts": MOST_PROMPTS}})
     return build_recipe(values, Path("oapl eval"))
-
-
-MOST_PROMPTS = 1_000_000
-"""All that there are."""
 
 
 def task_of(benchmark: str | None, data: Path | None) -> dict[str, Any]:
@@ -142,22 +181,22 @@ def known_benchmark(name: str) -> Benchmark:
     return benchmark
 
 
-def check_not_seen(recipe: Recipe, benchmark: str | None) -> None:
-    """Raises ConfigError where a run's result on a benchmark would look better than it is."""
-    if benchmark is None:
-        return
-    rows = rows_of(benchmark, "")
-    task = recipe.task
-    if recipe.selection is not None and rows == rows_of(task.validation_dataset, task.validation_split):
-        raise ConfigError(
-            f"--benchmark {benchmark}: the run's weights were chosen by these problems (task.validation_dataset = "
-            f"{task.validation_dataset!r}), so its score on them would be better than it is. Report another."
-        )
-    if rows == rows_of(task.dataset, task.split):
-        raise ConfigError(
-            f"--benchmark {benchmark}: the run was trained on these problems (task.dataset = {task.dataset!r}). "
-            f"Report another."
-        )
+def check_not_seen(trained: Recipe, asked: Recipe) -> None:
+    """Raises ConfigError where a result would look better than it is, since the weights have seen the problems."""
+    own, task = trained.task, asked.task
+    held_out = rows_of(own.eval_dataset, own.eval_split)
+    for rows in (rows_of(task.eval_dataset, task.eval_split), rows_of(task.eval_data_file, "")):
+        if rows is None or rows == held_out:
+            continue
+        for key, seen, how in (
+            ("validation_dataset", rows_of(own.validation_dataset, own.validation_split), "chosen by"),
+            ("dataset", rows_of(own.dataset, own.split), "trained on"),
+        ):
+            if seen is not None and seen.overlaps(rows) and (how == "trained on" or trained.selection is not None):
+                raise ConfigError(
+                    f"the run's weights were {how} these problems (task.{key} = {getattr(own, key)!r}), so their score "
+                    f"would be better than it is. Evaluate on others than {rows.path}."
+                )
 
 
 def has_chat_template(name_or_path: str) -> bool:
@@ -173,24 +212,23 @@ def assess(
     summary."""
     from oapl import roles
 
-    with (
-        Lock(folder.path / ".evaluation.lock", "evaluation", setting="output_dir"),
-        Progress(recipe, console) as progress,
-    ):
-        write_bytes(folder.path / "config.toml", dump_recipe(recipe).encode())
-        with stoppable(progress) as events:
-            if regrade:
-                progress.phase(f"grading {label} again")
-                roles.regrade(recipe, events, folder)
-            elif target.run is not None:
-                progress.phase(f"evaluating policy {target.version} on {label}")
-                assert target.version is not None
-                find = partial(target.run.policy, target.version)
-                roles.evaluate(recipe, target.run, events, folder=folder, find=find)
-            else:
-                progress.phase(f"evaluating {target.name} on {label}")
-                roles.evaluate_model(recipe, target.name, events, folder)
-    model = target.name if target.run is None else f"{target.name}, policy {target.version}"
+    weights, path = target.weights, folder.path
+    lock = Lock(path.parent / f".{path.name}.lock", "sampler", setting="output_dir", of=path)
+    with lock, Progress(recipe, console) as progress, stoppable(progress) as events:
+        if regrade:
+            progress.phase(f"grading {label} again")
+            roles.regrade(recipe, events, folder)
+        elif weights is not None:
+            progress.phase(f"evaluating {weights.name} on {label}")
+            roles.evaluate(recipe, weights.run, events, folder=folder, find=weights.find, alone=True)
+        else:
+            progress.phase(f"evaluating {target.name} on {label}")
+            roles.evaluate_model(recipe, target.name, events, folder)
+    write_bytes(path / "config.toml", dump_recipe(recipe).encode())
+    if regrade and weights is not None and path == weights.own.path and weights.run.summary_path.exists():
+        move_aside(weights.run.summary_path)  # which has the old scores
+        console.print(f"the run's own summary is written anew by `oapl train` with --run_dir {weights.run.path}")
+    model = target.name if weights is None else f"{target.name}, {weights.name}"
     return summarize_evaluation(recipe, folder, {"model": model, "problems": label})
 
 
@@ -206,17 +244,16 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """One evaluation of each benchmark, or one of the recipe's task, and a table of each."""
     if len(benchmarks) > 1 and (data is not None or target.output_dir is not None):
-        raise ConfigError(
-            "--data and --output_dir are for one benchmark. Evaluate the others by commands of their own."
-        )
+        raise ConfigError("--data and --output_dir are for one benchmark. Evaluate others by commands of their own.")
     names: Sequence[str | None] = benchmarks or [None]
     asked = [(name, recipe_for(target, given, name, data, overrides)) for name in names]
     summaries = []
     for name, recipe in asked:
-        label = name or (data and str(data)) or None
-        folder = target.folder(label)
-        summary = assess(target, recipe, folder, console, label=label or recipe.task.name, regrade=regrade)
+        rows = name or recipe.task.eval_dataset
+        is_own = target.weights is not None and name is None and data is None and "task" not in overrides
+        folder = target.folder(None if is_own else rows or recipe.task.name)
+        summary = assess(target, recipe, folder, console, label=rows or recipe.task.name, regrade=regrade)
         summaries.append(summary)
         console.print(evaluation_table(f"{summary['model']} on {summary['problems']}", summary))
-        console.print(f"samples and summary: {folder.path}", highlight=False)
+        console.print(f"samples and summary: {folder.path}", highlight=False, soft_wrap=True)
     return summaries

@@ -214,7 +214,7 @@ def compare_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
 
     console = Console()
     compare(arguments.folders, arguments.output, console)
-    console.print(f"picture: {arguments.output.with_suffix('.png')}", highlight=False)
+    console.print(f"picture: {arguments.output}.png", highlight=False)
     return 0
 
 

@@ -18,6 +18,7 @@ from oapl.evaluation import Interval, Scores, differences, paired_test, read_sco
 from oapl.report import format_interval, summarize
 from oapl.store import RoundFolder
 from oapl.store.files import read_json, write_bytes, write_json
+from oapl.types import Round
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class Evaluated:
     name: str
     problems: str
     scores: Scores
-    questions: tuple[str, ...]
-    """The problems' ids, in order."""
+    round: Round
 
     @property
     def table_rows(self) -> dict[str, Interval | float]:
@@ -54,7 +54,7 @@ def read_evaluated(path: Path) -> Evaluated:
         )
     summary = read_json(path / "summary.json", "model", "problems")
     scores = read_scores(folder, load_recipe(path / "config.toml").task)
-    return Evaluated(path, summary["model"], summary["problems"], scores, folder.load().prompt_ids)
+    return Evaluated(path, summary["model"], summary["problems"], scores, folder.load())
 
 
 def compare(paths: Sequence[Path], output: Path, console: Console) -> dict[str, Any]:
@@ -62,13 +62,21 @@ def compare(paths: Sequence[Path], output: Path, console: Console) -> dict[str, 
     evaluated = [read_evaluated(path) for path in paths]
     first = evaluated[0]
     for other in evaluated[1:]:
-        if (other.problems, other.questions) != (first.problems, first.questions):
+        if (other.round.problems, other.round.prompt_ids) != (first.round.problems, first.round.prompt_ids):
             raise ConfigError(
-                f"{other.path} is of {len(other.questions)} problems of {other.problems}, and {first.path} of "
-                f"{len(first.questions)} of {first.problems}: only answers to the same problems can be compared."
+                f"{other.path} is of {other.round.num_prompts} problems of {other.problems}, and {first.path} of "
+                f"{first.round.num_prompts} of {first.problems}, other ones or posed otherwise: only answers to the "
+                f"same prompts can be compared."
             )
     names = unique_names(evaluated)
     console.print(side_by_side(evaluated, names))
+    for what, values in (
+        ("graded by", [each.round.verifier for each in evaluated]),
+        ("sampled by", [str(each.round.sampling) for each in evaluated]),
+    ):
+        if len(set(values)) > 1:
+            listed = "; ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
+            console.print(f"not {what} the same: {listed}", style="bold", highlight=False, soft_wrap=True)
     result: dict[str, Any] = {
         "problems": first.problems,
         "evaluations": [
@@ -79,8 +87,8 @@ def compare(paths: Sequence[Path], output: Path, console: Console) -> dict[str, 
     if len(evaluated) == 2:
         result["difference"] = paired(evaluated[0].scores, evaluated[1].scores)
         console.print(difference_table(result["difference"], *names))
-    plot(evaluated, names, output.with_suffix(".png"))
-    write_json(output.with_suffix(".json"), result)
+    plot(evaluated, names, output.with_name(f"{output.name}.png"))
+    write_json(output.with_name(f"{output.name}.json"), result)
     return result
 
 
@@ -91,7 +99,7 @@ def unique_names(evaluated: Sequence[Evaluated]) -> list[str]:
 
 
 def side_by_side(evaluated: Sequence[Evaluated], names: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE, title=f"{evaluated[0].problems}: {len(evaluated[0].questions)} problems")
+    table = Table(box=SIMPLE, title=f"{evaluated[0].problems}: {evaluated[0].round.num_prompts} problems")
     table.title_justify = table.caption_justify = "left"
     table.caption = "95 % intervals over problems"
     table.add_column("")

@@ -1,36 +1,35 @@
-"""Groups that wait for their verdicts get them: several at once, and again where a reward was mended."""
+"""Groups get their verdicts: several at once, and again where a reward was mended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from oapl.errors import GradingError, TaskError
+from oapl.errors import GradingError, StoreError, TaskError
 from oapl.store import RoundFolder
+from oapl.store.rounds import draft_of
 from oapl.tasks import Task
-from oapl.types import Events, FailedGroup, Group, Round, Shard, split_and_index
+from oapl.types import Events, FailedGroup, Group, Round, SampledGroup, Shard, split_and_index
 
 MAX_FAILED_IN_A_ROW = 8
 """So many ungraded groups without one success between them mean that grading itself is broken."""
-NOT_GRADED = "it was not graded yet"
-Waiting = FailedGroup
-"""A group that has no verdicts yet is kept as one that could not be graded so far."""
+LOOK_S = 0.2
+Graded = tuple[tuple[Group, ...], tuple[FailedGroup, ...]]
 
 
 class Judge:
     """A task's verdicts, and how many groups in a row it could not grade."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, task: Task, should_stop: Callable[[], bool] = lambda: False) -> None:
+        self.task, self._should_stop = task, should_stop
         self.failed_in_a_row = 0
 
-    def grade(
-        self, waiting: Sequence[Waiting], patience: int = MAX_FAILED_IN_A_ROW
-    ) -> tuple[tuple[Group, ...], tuple[FailedGroup, ...]]:
-        """The groups that could be graded, and those that could not.
+    def grade(self, sampled: Sequence[SampledGroup], patience: int) -> Graded | None:
+        """The groups that could be graded, and those that could not; None where it was told to stop first.
 
         Raises TaskError where `patience` groups in a row could not be: better to end there than to go on without
         rewards.
@@ -38,26 +37,34 @@ class Judge:
         groups, failed = [], []
         pool = ThreadPoolExecutor(self.task.num_workers)
         try:
-            for result in pool.map(self._grade, waiting):
+            for future in [pool.submit(self._grade, group) for group in sampled]:
+                if (result := self._wait(future)) is None:
+                    return None
                 if isinstance(result, Group):
                     groups.append(result)
                     self.failed_in_a_row = 0
                 else:
                     failed.append(result)
-                    if result.sampled is not None:
-                        self._note_failure(patience, result)
+                    self._note_failure(patience, result)
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
         return tuple(groups), tuple(failed)
 
-    def _grade(self, waiting: Waiting) -> Group | FailedGroup:
-        if waiting.sampled is None:
-            return waiting
-        prompt = self.task.prompt(*split_and_index(waiting.prompt_id))
+    def _wait(self, future: Future[Group | FailedGroup]) -> Group | FailedGroup | None:
+        while not self._should_stop():
+            try:
+                return future.result(LOOK_S)
+            except NotYet:
+                if future.done():  # the task's own timeout
+                    raise
+        return None
+
+    def _grade(self, sampled: SampledGroup) -> Group | FailedGroup:
+        prompt = self.task.prompt(*split_and_index(sampled.prompt_id))
         try:
-            return Group.of(waiting.sampled, self.task.grade(prompt, waiting.sampled.texts))
+            return Group.of(sampled, self.task.grade(prompt, sampled.texts))
         except GradingError as error:
-            return replace(waiting, cause=str(error))
+            return FailedGroup(sampled.position, sampled.prompt_id, str(error), sampled)
 
     def _note_failure(self, patience: int, failed: FailedGroup) -> None:
         self.failed_in_a_row += 1
@@ -82,30 +89,34 @@ def shard_event(round: Round, number: int, shard: Shard) -> Mapping[str, Any]:
 
 
 def grade_again(judge: Judge, folder: RoundFolder, events: Events) -> None:
-    """Grades what a complete round holds by the task as it is now, with nothing sampled; old shards are moved aside.
+    """Grades what a complete round holds by the task as it is now, with nothing sampled.
 
-    Raises StoreError where a shard is missing or damaged.
+    New verdicts lie beside the old until all are there, so that a kill, a stop or a broken reward leaves the old ones
+    as they were, and the same call goes on. Then the old are moved aside. Raises StoreError where the round is incomplete
+    or damaged, TaskError where grading is broken.
     """
+    folder.finish_adopting()
+    if not folder.is_sealed():
+        raise StoreError(
+            f"{folder.path} holds no complete evaluation, so there is nothing to grade again. Run the same command "
+            f"without --regrade first."
+        )
     round = replace(folder.load(), verifier=judge.task.verifier)
+    if folder.regraded_by() not in (None, judge.task.verifier):
+        folder.set_regraded_aside()
     judge.task.start()
+    patience = min(MAX_FAILED_IN_A_ROW, round.num_prompts)
     for number in range(round.num_shards):
-        if events.should_stop():
-            return
-        old = folder.read_draft(number) or folder.read_shard(number)  # a draft is what a kill in these lines left
-        waiting = [
-            *old.failed,
-            *(FailedGroup(g.position, g.prompt_id, NOT_GRADED, g.without_verdicts()) for g in old.groups),
-        ]
-        waiting.sort(key=lambda each: each.position)
+        if folder.has_regraded(number):
+            continue
+        held = draft_of(folder.read_shard(number))
         start = monotonic()
-        groups, failed = judge.grade(waiting, round.num_prompts)
+        graded = judge.grade(held.sampled, patience)
+        if graded is None:
+            return
+        groups, failed = graded
         grading_s = monotonic() - start
-        folder.write_draft(round, number, replace(old, groups=(), failed=tuple(waiting)))
-        folder.set_shard_aside(number)
-        sampling_s = old.sampling_s - old.grading_s + grading_s
-        new = Shard(groups, failed, sampling_s, grading_s, old.mismatch)
-        folder.write_shard(round, number, new)
-        folder.remove_draft(number)
+        new = Shard(groups, (*failed, *held.unsampled), held.sampling_s + grading_s, grading_s, held.mismatch)
+        folder.write_regraded(round, number, new)
         events.on_shard(shard_event(round, number, new))
-    folder.open(round)
-    folder.seal(round)
+    folder.adopt_regraded(round)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Any
 
 import numpy as np
 
 from oapl.config import Recipe
+from oapl.errors import TaskError
 from oapl.tasks import Task
 from oapl.types import PolicyRef, Round, SamplingParams, Split
 
@@ -96,4 +99,18 @@ def _plan_scoring(
         prompt_ids=tuple(f"{split}/{i}" for i in range(num_prompts)),
         prompts_per_shard=-(-num_prompts // EVALUATION_SHARDS),
         verifier=task.verifier,
+        problems=problems_digest(recipe, task, split, num_prompts),
     )
+
+
+def problems_digest(recipe: Recipe, task: Task, split: Split, num_prompts: int) -> str:
+    """Tells problems, and ways to pose them, apart that have the same numbers: SHA-256 of the prompts."""
+    config = recipe.task
+    digest = hashlib.sha256(json.dumps([config.chat, config.system_prompt, config.chat_template_kwargs]).encode())
+    for index in range(num_prompts):
+        try:
+            text: Any = task.prompt(split, index).text
+        except TaskError as error:  # which is told when it is to be sampled
+            text = str(error)
+        digest.update(json.dumps(text, default=str).encode())
+    return digest.hexdigest()

@@ -55,11 +55,13 @@ def evaluate(
     find: Callable[[], PolicyRef | None],
     worker: int = 0,
     num_workers: int = 1,
+    alone: bool = False,
 ) -> None:
-    """Samples this worker's part of an evaluation of the weights that `find` gives, as soon as there are some."""
+    """Samples this worker's part of an evaluation of the weights that `find` gives, as soon as there are some. One that
+    stands `alone` is no part of its run's work."""
     wait_until(lambda: find() is not None, events.should_stop)
     if (policy := find()) is not None:
-        sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
+        sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard, alone=alone)
         fill_evaluation(sampler, policy, folder, worker, num_workers)
 
 
@@ -96,7 +98,7 @@ def evaluate_model(recipe: Recipe, name_or_path: str, events: Events, folder: Ro
     path = Path(resolve(name_or_path))
     files = {file.name: digest_file(file) for file in sorted(path.glob("*.safetensors"))}
     digest = weights_digest(files) if files else name_or_path
-    sampler = Sampler(recipe, lambda _: path, events.should_stop, events.on_shard)
+    sampler = Sampler(recipe, lambda _: path, events.should_stop, events.on_shard, alone=True)
     fill_evaluation(sampler, PolicyRef(0, 0, digest), folder, worker=0, num_workers=1)
 
 
@@ -104,7 +106,7 @@ def regrade(recipe: Recipe, events: Events, folder: RoundFolder) -> None:
     """Grades a complete evaluation again, by the recipe's task as it is now."""
     task = make_task(recipe.task)
     try:
-        grade_again(Judge(task), folder, events)
+        grade_again(Judge(task, events.should_stop), folder, events)
     finally:
         task.close()
 

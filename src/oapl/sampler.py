@@ -16,7 +16,7 @@ from oapl.config import Recipe
 from oapl.engines import make_engine
 from oapl.engines.base import Engine
 from oapl.errors import StoreError, TaskError
-from oapl.judging import MAX_FAILED_IN_A_ROW, NOT_GRADED, Judge, shard_event
+from oapl.judging import MAX_FAILED_IN_A_ROW, Judge, shard_event
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, training_params
 from oapl.processes import wait_until
@@ -25,6 +25,7 @@ from oapl.store.files import move_aside
 from oapl.tasks import Task, make_task
 from oapl.types import (
     Completion,
+    Draft,
     FailedGroup,
     PolicyRef,
     Prompt,
@@ -51,11 +52,15 @@ class Sampler:
         locate: Callable[[PolicyRef], Path],
         should_stop: Callable[[], bool] = lambda: False,
         on_shard: Callable[[ShardEvent], None] = lambda _: None,
+        *,
+        alone: bool = False,
     ) -> None:
-        self.recipe, self.should_stop = recipe, should_stop
+        """`alone`: for an evaluation that is no part of a run, so that prompts to train on do not matter, and that one
+        grader has to judge throughout."""
+        self.recipe, self.should_stop, self.alone = recipe, should_stop, alone
         self._locate, self._on_shard = locate, on_shard
         self.task: Task = make_task(recipe.task)
-        self._judge = Judge(self.task)
+        self._judge = Judge(self.task, should_stop)
         self.engine: Engine = make_engine(recipe.engine, recipe.model.attn_implementation)
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
@@ -73,7 +78,7 @@ class Sampler:
         self.engine.load(path)
         if self._tokenizer is None:  # all policies of a run have the same
             self._tokenizer = load_tokenizer(str(path))
-            check_prompts(self.recipe, self.task, self._tokenizer, self.engine.context_length)
+            check_prompts(self.recipe, self.task, self._tokenizer, self.engine.context_length, self.alone)
         self._mismatch = self._probe(path, probe, before) if probe else 0.0
         self._loaded = policy
 
@@ -95,37 +100,43 @@ class Sampler:
         stored lost, when told to stop. Raises StoreError where the folder holds a round that was planned with other
         settings.
         """
+        folder.finish_adopting()
         stored = folder.load() if folder.is_open() else None
         if stored is not None and stored.policy != round.policy:
             move_aside(folder.path)
             stored = None
         if stored is None:
             folder.open(round)
-        elif stored != replace(round, verifier=stored.verifier):  # a mended reward may go on
-            raise StoreError(
-                f"{folder.path} holds a round of the same policy that was planned with other settings than asked for "
-                f"now. Use the same settings, or another run_dir or output_dir."
+        elif stored != replace(round, verifier=stored.verifier, problems=stored.problems and round.problems):
+            raise StoreError(  # a mended reward may go on
+                f"{folder.path} holds a round of the same policy that was planned with other "
+                f"{what_differs(stored, round)} than asked for now. Use the same, or another run_dir or output_dir."
             )
+        elif self.alone and stored.verifier != round.verifier:
+            if folder.is_sealed():
+                raise StoreError(
+                    f"{folder.path} was graded by {stored.verifier}, and the task has {round.verifier} now. Grade all "
+                    f"of it again by --regrade, or take another output_dir."
+                )
+            folder.take_verdicts_back(round)
         blocks = self._blocks(round)[worker::num_workers]
         own_prompts = sum(len(round.positions(number)) for block in blocks for number in block)
         patience = min(MAX_FAILED_IN_A_ROW, own_prompts)
+        drafts = folder.read_drafts()
         made: dict[int, Shard] = {}
-        drafts: list[int] = []
         for block in blocks:
-            drafts.append(block.start)
             missing = [number for number in block if not folder.has_shard(number)]
             if missing and self.should_stop():
                 return
-            for number, shard in zip(missing, self.make_shards(folder, round, block, missing, patience), strict=True):
+            for number, shard in self.make_shards(folder, round, block, missing, drafts, patience):
                 made[number] = shard
                 if self._judge.failed_in_a_row < shard.num_prompts:
                     self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
-                if self.should_stop():
-                    return
+            if self.should_stop():
+                return
             if not made:
-                self._remove(folder, drafts)
+                remove_stored(folder, round, drafts)
         self._store(folder, round, made)
-        self._remove(folder, drafts)
         if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
             folder.seal(round)
 
@@ -136,11 +147,6 @@ class Sampler:
             folder.write_shard(round, number, shard)
             self._on_shard(shard_event(round, number, shard))
 
-    def _remove(self, folder: RoundFolder, drafts: list[int]) -> None:
-        """Removes drafts whose shards are all stored; `drafts` is then empty."""
-        while drafts:
-            folder.remove_draft(drafts.pop())
-
     def _blocks(self, round: Round) -> list[range]:
         """The shards that are sampled together: as many as fit in the engine, and at most a quarter of the round, so
         that training may start and workers share. A block is sampled whole even where some of it is stored already,
@@ -150,43 +156,63 @@ class Sampler:
         return [range(start, min(start + size, round.num_shards)) for start in range(0, round.num_shards, size)]
 
     def make_shards(
-        self, folder: RoundFolder, round: Round, block: range, missing: Sequence[int], patience: int
-    ) -> Iterator[Shard]:
-        """Samples a block of shards at once, and grades those of it that are missing. What was sampled is kept until
-        it is graded, so that nothing is sampled twice, however long grading takes and whatever ends it."""
+        self,
+        folder: RoundFolder,
+        round: Round,
+        block: range,
+        missing: Sequence[int],
+        drafts: dict[int, Draft],
+        patience: int,
+    ) -> Iterator[tuple[int, Shard]]:
+        """Samples a block of shards at once, and grades those of it that are missing; ends early when told to stop.
+
+        What was sampled is kept in `drafts`, and in the folder, until it is graded and stored, so that nothing is
+        sampled twice, however long grading takes and whatever ends it.
+        """
         if not missing:
             return
         self.task.start()
-        draft = folder.read_draft(block.start)
-        asked = {position for number in missing for position in round.positions(number)}
-        if draft is None or not asked <= {waiting.position for waiting in draft.failed}:  # of a smaller block
-            draft = self.sample_block(round, block)
-            folder.write_draft(round, block.start, draft)
+        asked = [position for number in missing for position in round.positions(number)]
+        lacking = set(asked).difference(*(draft.positions for draft in drafts.values()))
+        if lacking == set(asked):  # then the block is sampled whole, so that it is what it would have been at once
+            lacking = {position for number in block for position in round.positions(number)}
+        if lacking:
+            first = min(lacking) // round.prompts_per_shard
+            drafts[first] = self.sample(round, sorted(lacking))
+            folder.write_draft(round, first, drafts[first])
         for number in missing:
             start = time.monotonic()
-            part = [failed for failed in draft.failed if failed.position in round.positions(number)]
-            groups, failed = self._judge.grade(part, patience)
+            positions = round.positions(number)
+            sampled = [g for draft in drafts.values() for g in draft.sampled if g.position in positions]
+            graded = self._judge.grade(sampled, patience)
+            if graded is None:
+                return
+            groups, failed = graded
+            unsampled = tuple(f for draft in drafts.values() for f in draft.unsampled if f.position in positions)
+            draft = next(draft for draft in drafts.values() if positions[0] in draft.positions)
             grading_s = time.monotonic() - start
-            yield Shard(groups, failed, draft.sampling_s / len(block) + grading_s, grading_s, draft.mismatch)
+            sampling_s = draft.sampling_s * len(positions) / len(draft.positions)
+            yield number, Shard(groups, (*failed, *unsampled), sampling_s + grading_s, grading_s, draft.mismatch)
 
-    def sample_block(self, round: Round, block: range) -> Shard:
-        """A shard of groups that all await their grading, or have failed before it."""
+    def sample(self, round: Round, positions: Sequence[int]) -> Draft:
+        """The completions of these of a round's prompts, which still lack their verdicts."""
         self.hold(round.policy)
         start = time.monotonic()
         requests: dict[int, Request] = {}
-        failed: dict[int, FailedGroup] = {}
-        for position in (position for number in block for position in round.positions(number)):
-            prompt = self.task.prompt(*split_and_index(round.prompt_ids[position]))
+        unsampled = []
+        for position in positions:
+            prompt_id = round.prompt_ids[position]
             try:
+                prompt = self.task.prompt(*split_and_index(prompt_id))
                 requests[position] = self._request(round, position, prompt)
-            except TaskError as error:  # of an endless task, whose prompts cannot all be checked beforehand
-                failed[position] = FailedGroup(position, prompt.id, str(error))
+            except TaskError as error:  # of an endless task, or one of very many rows, which were not all checked
+                unsampled.append(FailedGroup(position, prompt_id, str(error)))
         answers = self.engine.generate(list(requests.values()), round.sampling)
-        for (position, request), completions in zip(requests.items(), answers, strict=True):
-            sampled = self._sampled_group(position, round.prompt_ids[position], request, completions)
-            failed[position] = FailedGroup(position, sampled.prompt_id, NOT_GRADED, sampled)
-        ordered = tuple(failed[position] for position in sorted(failed))
-        return Shard((), ordered, time.monotonic() - start, 0.0, self._mismatch)
+        sampled = tuple(
+            self._sampled_group(position, round.prompt_ids[position], request, completions)
+            for (position, request), completions in zip(requests.items(), answers, strict=True)
+        )
+        return Draft(sampled, tuple(unsampled), time.monotonic() - start, self._mismatch)
 
     def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
         """Raises TaskError where the prompt is empty or leaves no room for its completion."""
@@ -213,6 +239,22 @@ class Sampler:
         self.engine.close()
 
 
+def what_differs(stored: Round, asked: Round) -> str:
+    """In a user's words."""
+    if stored.problems != asked.problems and stored.problems:
+        return "problems or prompts"
+    return "settings of sampling" if stored.sampling != asked.sampling else "prompts or seed"
+
+
+def remove_stored(folder: RoundFolder, round: Round, drafts: dict[int, Draft]) -> None:
+    """Removes the drafts whose shards are all stored."""
+    for first in list(drafts):
+        shards = {position // round.prompts_per_shard for position in drafts[first].positions}
+        if all(folder.has_shard(number) for number in shards):
+            folder.remove_draft(first)
+            del drafts[first]
+
+
 def check_length(prompt: Prompt, num_tokens: int, sampling: SamplingParams, context: int) -> None:
     """Raises TaskError where a prompt is empty or leaves no room for its longest completion."""
     if num_tokens == 0:
@@ -227,12 +269,15 @@ def check_length(prompt: Prompt, num_tokens: int, sampling: SamplingParams, cont
 
 
 def check_prompts(
-    recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, num_checked: int = 32
+    recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, alone: bool, num_checked: int = 32
 ) -> None:
-    """Fails early on prompts that could not be sampled: those of your own rows, some of a generated task."""
+    """Fails early on prompts that could not be sampled: those of your own rows, some of a generated task; of an
+    evaluation that stands alone, none but its own."""
     training, scoring = training_params(recipe), scoring_params(recipe, recipe.evaluation.num_generations)
-    splits: list[tuple[Split, SamplingParams]] = [("train", training), ("evaluation", scoring)]
-    if recipe.selection is not None:
+    splits: list[tuple[Split, SamplingParams]] = [("evaluation", scoring)]
+    if not alone:
+        splits.insert(0, ("train", training))
+    if recipe.selection is not None and not alone:
         splits.append(("validation", scoring))
     for split, sampling in splits:
         count = task.num_prompts(split)

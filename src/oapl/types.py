@@ -190,6 +190,8 @@ class Round:
     """Shard s holds the groups of the next this many prompts after those of shard s - 1: one optimizer step."""
     verifier: str
     """Name and version of what gives the rewards."""
+    problems: str = ""
+    """Digest of the prompts as they are posed, of a round that scores a policy: which file or benchmark they are of."""
 
     @property
     def num_prompts(self) -> int:
@@ -229,6 +231,22 @@ class Shard:
     @property
     def num_tokens(self) -> int:
         return sum(len(completion.token_ids) for group in self.groups for completion in group.completions)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What was sampled together and waits for its verdicts."""
+
+    sampled: tuple[SampledGroup, ...]
+    unsampled: tuple[FailedGroup, ...]
+    """Prompts that could not be asked."""
+    sampling_s: float
+    mismatch: float
+    """As a shard's."""
+
+    @property
+    def positions(self) -> set[int]:
+        return {group.position for group in self.sampled} | {failed.position for failed in self.unsampled}
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from oapl.errors import GradingError, TaskError
-from oapl.grading.math import MathGrader
+from oapl.errors import GradingError
+from oapl.grading.math.grader import MathGrader
 from oapl.grading.pool import WorkerPool
 
 TIMEOUT_S = 3.0
@@ -112,12 +112,6 @@ def test_several_threads_may_grade_at_once(grader: MathGrader):
 
 def test_the_verifier_names_what_rewards_depend_on(grader: MathGrader):
     assert grader.verifier.startswith("math/1+sympy-")
-
-
-def test_a_missing_package_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("sys.path", [str(tmp_path)])  # where nothing is installed
-    with pytest.raises(TaskError, match=r"pip install 'oapl\[math\]'"):
-        MathGrader().start()
 
 
 # The pool itself, with functions that misbehave

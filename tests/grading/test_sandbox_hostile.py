@@ -22,10 +22,12 @@ from typing import Any
 import pytest
 
 from oapl.errors import TaskError
-from oapl.grading import code, sandbox
+from oapl.grading.code import grader as grading
+from oapl.grading.code import sandbox
 from oapl.grading.code.grader import CodeGrader
 from oapl.grading.code.problem_tests import Tests
 from oapl.grading.code.sandbox import Limits, Sandbox
+from oapl.types import Verdict
 
 pytestmark = pytest.mark.skipif(
     not any(os.access(f"{folder}/bwrap", os.X_OK) for folder in os.get_exec_path()),
@@ -258,7 +260,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             super().__init__(*arguments)
             namespaces.append(os.readlink(f"/proc/{self._inside}/ns/pid"))
 
-    monkeypatch.setattr(code, "Sandbox", Watched)
+    monkeypatch.setattr(grading, "Sandbox", Watched)
     monkeypatch.setenv("OF_THE_RUN", "1")
     yield
     assert not set(namespaces) & set(all_namespaces())
@@ -271,7 +273,7 @@ def all_namespaces() -> Iterator[str]:
             yield os.readlink(process / "ns/pid")
 
 
-def judged(grader: CodeGrader, program: str, tests: Tests, right: str = RIGHT) -> code.Verdict:
+def judged(grader: CodeGrader, program: str, tests: Tests, right: str = RIGHT) -> Verdict:
     """What the program earns while a right one runs beside it, which has to pass."""
     start = time.monotonic()
     verdict, beside = grader.grade([f"```\n{text}\n```" for text in (program, right)], tests)
@@ -367,17 +369,16 @@ def test_where_namespaces_are_refused_the_error_says_what_to_change(monkeypatch:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_an_ordinary_user_has_the_same_sandbox() -> None:
-    source = Path(sandbox.__file__).parents[2]
+    source = Path(sandbox.__file__).parents[3]
     if not all(folder.stat().st_mode & 0o001 for folder in (source, *source.parents)):
         pytest.skip("an ordinary user cannot reach this package")
     program = """
 from oapl.grading.code.sandbox import *
 print(check())
-limits = Limits(timeout_s=2, memory_mb=100, num_processes=8)
 hoard = "open('x', 'wb').write(b'x' * (60 << 20))\\nx = b'x' * (60 << 20)\\nwhile True: pass"
 forks = "import os, time\\nfor n in range(99):\\n  try: os.fork() or time.sleep(9)\\n  except OSError: break\\nprint(n)"
-for program in (forks, hoard):
-    with Sandbox(program, "stdin", "", limits) as sandbox:
+for program, memory_mb in ((forks, 1000), (hoard, 100)):
+    with Sandbox(program, "stdin", "", Limits(2, memory_mb=memory_mb, num_processes=8)) as sandbox:
         outcome = sandbox.run(b"", output_limit=1000, timeout_s=2)
         print(outcome.end, outcome.output.decode().strip() or outcome.error)
 """

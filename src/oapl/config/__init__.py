@@ -27,9 +27,11 @@ from oapl.config.sections import (
     OAPLConfig,
     Recipe,
     ReinforceConfig,
+    Rows,
     TaskConfig,
     TrackingConfig,
     TrainerConfig,
+    hub_name,
     rows_of,
 )
 
@@ -45,6 +47,7 @@ __all__ = [
     "OAPLConfig",
     "Recipe",
     "ReinforceConfig",
+    "Rows",
     "TaskConfig",
     "TrackingConfig",
     "TrainerConfig",
@@ -55,6 +58,7 @@ __all__ = [
     "dump_recipe",
     "find_benchmark",
     "flatten",
+    "hub_name",
     "load_recipe",
     "may_change",
     "merge",

@@ -1,4 +1,4 @@
-"""Benchmarks by name: where their rows lie, how many there are, and what grades them.
+"""Benchmarks by name: where their rows lie, and what grades them.
 
 They stand wherever a dataset may: `task.eval_dataset = "aime_2025"`, `oapl eval MODEL --benchmark aime_2025`.
 """
@@ -19,8 +19,6 @@ class Benchmark:
     path: str
     """Its name on the hub."""
     split: str
-    num_problems: int
-    """What the whole of it has; fewer in a window of dates."""
     config: str | None = None
     """The hub dataset's configuration, where it has several."""
     data_files: tuple[str, ...] = ()
@@ -29,22 +27,22 @@ class Benchmark:
     """The first and the last `contest_date` of its problems, as YYYY-MM-DD."""
 
 
-LIVECODEBENCH_RELEASES = {1: 400, 2: 511, 3: 612, 4: 713, 5: 880, 6: 1055}
-"""Problems of each release, which holds those of the releases before it (LiveCodeBench's dataset card)."""
+LIVECODEBENCH_RELEASES = 6
+"""Each has a file, and holds the problems of those before it (LiveCodeBench's dataset card)."""
 
 BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("aime_2024", "math", "HuggingFaceH4/aime_2024", "train", 30),
-        Benchmark("aime_2025", "math", "MathArena/aime_2025", "train", 30),
-        Benchmark("hmmt_feb_2025", "math", "MathArena/hmmt_feb_2025", "train", 30),
-        Benchmark("hmmt_nov_2025", "math", "MathArena/hmmt_nov_2025", "train", 30),
-        Benchmark("brumo_2025", "math", "MathArena/brumo_2025", "train", 30),
-        Benchmark("math_500", "math", "HuggingFaceH4/MATH-500", "test", 500),
-        Benchmark("gsm8k", "math", "openai/gsm8k", "test", 1319, config="main"),
-        Benchmark("amc", "math", "math-ai/amc23", "test", 40),
-        Benchmark("human_eval", "code", "openai/openai_humaneval", "test", 164),
-        Benchmark("livecodebench", "code", "livecodebench/code_generation_lite", "train", LIVECODEBENCH_RELEASES[6]),
+        Benchmark("aime_2024", "math", "HuggingFaceH4/aime_2024", "train"),
+        Benchmark("aime_2025", "math", "MathArena/aime_2025", "train"),
+        Benchmark("hmmt_feb_2025", "math", "MathArena/hmmt_feb_2025", "train"),
+        Benchmark("hmmt_nov_2025", "math", "MathArena/hmmt_nov_2025", "train"),
+        Benchmark("brumo_2025", "math", "MathArena/brumo_2025", "train"),
+        Benchmark("math_500", "math", "HuggingFaceH4/MATH-500", "test"),
+        Benchmark("gsm8k", "math", "openai/gsm8k", "test", config="main"),
+        Benchmark("amc", "math", "math-ai/amc23", "test"),
+        Benchmark("human_eval", "code", "openai/openai_humaneval", "test"),
+        Benchmark("livecodebench", "code", "livecodebench/code_generation_lite", "train"),
     )
 }
 
@@ -64,16 +62,16 @@ def find_benchmark(text: str) -> Benchmark | None:
         if parts:
             raise ValueError(f"{text!r}: only livecodebench has releases and dates. Write {name!r}")
         return benchmark
-    release, window = max(LIVECODEBENCH_RELEASES), None
+    release, window = LIVECODEBENCH_RELEASES, None
     for part in parts:
         if match := re.fullmatch(r"(?:release_)?v(\d+)", part):
             release = int(match[1])
-            if release not in LIVECODEBENCH_RELEASES:
-                raise ValueError(f"{text!r}: there are releases v1 to v{max(LIVECODEBENCH_RELEASES)}")
+            if not 1 <= release <= LIVECODEBENCH_RELEASES:
+                raise ValueError(f"{text!r}: there are releases v1 to v{LIVECODEBENCH_RELEASES}")
         else:
             window = parse_window(text, part)
     files = tuple(f"test{number if number > 1 else ''}.jsonl" for number in range(1, release + 1))
-    return replace(benchmark, name=text, data_files=files, window=window, num_problems=LIVECODEBENCH_RELEASES[release])
+    return replace(benchmark, name=text, data_files=files, window=window)
 
 
 def parse_window(text: str, part: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -53,15 +54,37 @@ DATASET_SUFFIXES = (".jsonl", ".json", ".parquet")
 """How the name of a dataset ends that is a file; any other is one on the hub."""
 
 
-def rows_of(dataset: str | None, split: str) -> tuple[str, ...] | None:
-    """What tells two sets of rows apart: a file's path, a benchmark's name, or a name and a split on the hub."""
+@dataclass(frozen=True)
+class Rows:
+    """Which rows a dataset's name stands for."""
+
+    path: str
+    split: str = ""
+    configs: frozenset[str] = frozenset()
+    """Of a hub dataset; none stands for all, as far as one can tell."""
+
+    def overlaps(self, other: Rows | None) -> bool:
+        """Whether some rows may be the other's too. The same problems under another name are not noticed."""
+        if other is None or (self.path, self.split) != (other.path, other.split):
+            return False
+        return not (self.configs and other.configs) or bool(self.configs & other.configs)
+
+
+def rows_of(dataset: str | None, split: str) -> Rows | None:
     if dataset is None:
         return None
     if dataset.endswith(DATASET_SUFFIXES):
-        return (str(Path(dataset).resolve()),)
+        return Rows(str(Path(dataset).resolve()))
     if (benchmark := find_benchmark(dataset)) is not None:
-        return (benchmark.path, *((benchmark.split,) if benchmark.split else ()))
-    return (dataset, split)
+        return Rows(benchmark.path, benchmark.split)
+    path, configs = hub_name(dataset)
+    return Rows(path, split, frozenset(configs))
+
+
+def hub_name(dataset: str) -> tuple[str, tuple[str, ...]]:
+    """A hub dataset's name, and its configurations: `name:config,config`."""
+    path, _, configs = dataset.partition(":")
+    return path, tuple(filter(None, configs.split(",")))
 
 
 def as_tuple(value: Any) -> Any:
@@ -152,9 +175,10 @@ class TaskConfig(Section):
                 raise ValueError(
                     f'{key} = {value!r} needs rows of your own: `name = "dataset"`, "math" or "code", not {self.name!r}'
                 )
-        for key, value in self.changed("prompt_template", "answer_after").items():
-            if self.name not in BUILTIN_REWARDS:
-                raise ValueError(f"{key} = {value!r} is for math and code, not for {self.name!r}. Leave it out")
+        if self.prompt_template is not None and self.name not in BUILTIN_REWARDS:
+            raise ValueError(
+                f"prompt_template = {self.prompt_template!r} is for math and code, not for {self.name!r}. Leave it out"
+            )
         if self.prompt_template is not None and "{problem}" not in self.prompt_template:
             raise ValueError(
                 f"prompt_template = {self.prompt_template!r} has no `{{problem}}`, which stands for the problem"
@@ -182,8 +206,10 @@ class TaskConfig(Section):
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
             raise ValueError(
                 f"reward_weights = {list(self.reward_weights)} must have one weight for each of the reward functions "
-                f"{list(self.rewards)}"
+                f"{list(self.rewards)}. Give as many, or [] for 1 each"
             )
+        if self.answer_after is not None and not set(BUILTIN_REWARDS) & set(self.rewards):
+            raise ValueError(f"answer_after = {self.answer_after!r} needs math or code among the rewards. Leave it out")
         for key, value in self.changed("test_timeout_s", "max_tests").items():
             if "code" not in self.rewards:
                 raise ValueError(f"{key} = {value} is for programs, and `code` is not among the rewards. Leave it out")
@@ -197,7 +223,7 @@ class TaskConfig(Section):
             ("eval_dataset", rows_of(self.eval_dataset, self.eval_split)),
             ("eval_data_file", rows_of(self.eval_data_file, "")),
         ):
-            if validation is not None and validation == rows:
+            if validation is not None and validation.overlaps(rows):
                 raise ValueError(
                     f"validation_dataset = {self.validation_dataset!r} holds the rows of {key} too: weights chosen by "
                     f"problems that they were trained on, or that are reported, look better than they are. "
@@ -451,7 +477,7 @@ class EvaluationConfig(Section):
     top_k: int = Field(0, ge=0, description="Evaluations draw from so many likeliest tokens, before top_p; 0 is all.")
     max_completion_length: Count | None = Field(None, description="By default that of `sampling`.")
     eval_on_start: bool = Field(True, description="Evaluate the model as it came; else there is no difference to give.")
-    num_workers: Count = Field(1, description="Processes that sample an evaluation side by side.")
+    num_workers: Count = Field(1, description="Processes of a run that sample an evaluation side by side.")
 
 
 class SelectionConfig(Section):

@@ -11,6 +11,7 @@ import pickle
 import resource
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,7 +25,10 @@ START_TIMEOUT_S = 120.0
 
 
 class FunctionWorker:
-    """Calls `module:function` in a worker process, started when first needed and again after a kill."""
+    """Calls `module:function` in a worker process, started when first needed and again after a kill.
+
+    Threads that call at once wait for each other.
+    """
 
     def __init__(
         self,
@@ -38,9 +42,17 @@ class FunctionWorker:
         self.timeout_setting = timeout_setting
         self._process: Any = None
         self._connection: Connection | None = None
+        self._turn = threading.Lock()
+        self._closed = False
 
     def start(self) -> None:
         """Raises TaskError where the function cannot be imported."""
+        with self._turn:
+            self._start()
+
+    def _start(self) -> None:
+        if self._closed:
+            raise GradingError(f"{self.function} was closed")
         if self._process is not None and self._process.is_alive():
             return
         context = multiprocessing.get_context("spawn")
@@ -57,11 +69,12 @@ class FunctionWorker:
 
     def call(self, **arguments: Any) -> Any:
         """The function's result. Raises GradingError where it raises, outlasts `timeout_s` or ends its process."""
-        self.start()
-        assert self._connection is not None
-        with suppress(ConnectionError):  # a worker that has died since: receiving tells how
-            self._connection.send(arguments)
-        status, value = self._receive(self.timeout_s, f"{self.timeout_setting} = {self.timeout_s:g} s")
+        with self._turn:
+            self._start()
+            assert self._connection is not None
+            with suppress(ConnectionError):  # a worker that has died since: receiving tells how
+                self._connection.send(arguments)
+            status, value = self._receive(self.timeout_s, f"{self.timeout_setting} = {self.timeout_s:g} s")
         if status == "error":
             raise GradingError(f"{self.function} raised {value}")
         return value
@@ -69,13 +82,13 @@ class FunctionWorker:
     def _receive(self, timeout_s: float, limit: str) -> tuple[str, Any]:
         assert self._connection is not None
         if not self._connection.poll(timeout_s):
-            self.close()
+            self._kill()
             raise GradingError(f"{self.function} took longer than {limit} and its process was killed")
         try:
             status, value = self._connection.recv()
         except (EOFError, ConnectionError):
             code = self._process.join() or self._process.exitcode
-            self.close()
+            self._kill()
             raise GradingError(f"{self.function} ended its process (exit code {code})") from None
         except (ImportError, AttributeError, TypeError, pickle.UnpicklingError) as error:
             raise GradingError(
@@ -84,12 +97,23 @@ class FunctionWorker:
         return status, value
 
     def close(self) -> None:
-        if self._process is not None:
+        """Ends the process, and with it a call at hand, whose thread gets a GradingError; later calls get one too."""
+        self._closed = True
+        process = self._process
+        if process is not None and process.pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+        with self._turn:
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.join()
-            self._process = None
+        self._process = None
 
 
 def load_function(function: str) -> Callable[..., Any]:

@@ -159,8 +159,11 @@ def move_aside(path: Path) -> Path:
 class Lock:
     """One holder of a role on a run folder at a time; the system lets go when the holder dies."""
 
-    def __init__(self, path: Path, role: str, patience_s: float = 5.0, setting: str = "run_dir") -> None:
+    def __init__(
+        self, path: Path, role: str, patience_s: float = 5.0, setting: str = "run_dir", of: Path | None = None
+    ) -> None:
         self.path, self.role, self.patience_s, self.setting = path, role, patience_s, setting
+        self.of = of or path.parent
 
     def __enter__(self) -> Lock:
         with storing(self.path):
@@ -173,7 +176,7 @@ class Lock:
                 holder = self._file.read().strip() or "unknown"
                 self._file.close()
                 raise StoreError(
-                    f"{self.path.parent} already has a {self.role} at work (process {holder}). "
+                    f"{self.of} already has a {self.role} at work (process {holder}). "
                     f"Wait for it to end, stop it, or choose another {self.setting}."
                 )
             time.sleep(0.05)

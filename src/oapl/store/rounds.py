@@ -5,7 +5,9 @@ An evaluation is stored the same way: a round whose prompts are held out and tha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +19,18 @@ import pyarrow.parquet as pq
 
 from oapl.errors import StoreError
 from oapl.store.files import SEAL, digest_bytes, move_aside, read_json, write_bytes, write_json
-from oapl.types import Completion, FailedGroup, Group, PolicyRef, Round, SampledGroup, SamplingParams, Shard, Verdict
+from oapl.types import (
+    Completion,
+    Draft,
+    FailedGroup,
+    Group,
+    PolicyRef,
+    Round,
+    SampledGroup,
+    SamplingParams,
+    Shard,
+    Verdict,
+)
 
 SCHEMA = pa.schema(
     [
@@ -45,6 +58,9 @@ SCHEMA = pa.schema(
 )
 """One row a completion; docs/store.md explains the columns."""
 
+ADOPTING = "adopting.json"
+"""The round as it will be, while new verdicts take the place of the old."""
+NOT_GRADED = "it was not graded yet"
 IMPORTED = "imported.json"
 """Marks a round that another run sampled, and says which."""
 
@@ -74,20 +90,7 @@ class RoundFolder:
         return (self.path / "round.json").exists()
 
     def load(self) -> Round:
-        value = read_json(self.path / "round.json")
-        try:
-            return Round(
-                **{
-                    **value,
-                    "policy": PolicyRef(**value["policy"]),
-                    "sampling": SamplingParams(
-                        **{**value["sampling"], "stop": tuple(value["sampling"].get("stop", ()))}
-                    ),
-                    "prompt_ids": tuple(value["prompt_ids"]),
-                }
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{self.path / 'round.json'} does not describe a round: {error!r}") from error
+        return round_from(self.path / "round.json")
 
     def is_of(self, policy: PolicyRef | None) -> bool:
         """Whether the round is that policy's (any, where the policy is gone), or was brought in from another run."""
@@ -123,10 +126,10 @@ class RoundFolder:
             self.seal(round)
 
     def parquet_path(self, shard: int) -> Path:
-        return self.path / f"groups-{shard:05d}.parquet"
+        return self._paths("groups", shard)[0]
 
     def seal_path(self, shard: int) -> Path:
-        return self.path / f"groups-{shard:05d}.json"
+        return self._paths("groups", shard)[1]
 
     def has_shard(self, shard: int) -> bool:
         return self.seal_path(shard).exists()
@@ -139,23 +142,77 @@ class RoundFolder:
         """Stores the groups, those that could not be graded among them, then the seal that makes them count."""
         write_shard(self.parquet_path(number), self.seal_path(number), round, shard)
 
-    def write_draft(self, round: Round, first: int, shard: Shard) -> None:
+    def write_draft(self, round: Round, first: int, draft: Draft) -> None:
         """Keeps what was sampled for the shards from `first` on, until they are graded and stored."""
-        write_shard(*self._draft_paths(first), round, shard)
+        waiting = (FailedGroup(group.position, group.prompt_id, NOT_GRADED, group) for group in draft.sampled)
+        shard = Shard((), (*waiting, *draft.unsampled), draft.sampling_s, 0.0, draft.mismatch)
+        write_shard(*self._paths("draft", first), round, shard)
 
-    def read_draft(self, first: int) -> Shard | None:
-        """None where there is no draft, or a damaged one, which is as good as none."""
-        try:
-            return read_shard(*self._draft_paths(first))
-        except StoreError:
-            return None
+    def read_drafts(self) -> dict[int, Draft]:
+        """All drafts that are whole, by the shard they begin with. A damaged one is as good as none."""
+        drafts = {}
+        for seal in self.path.glob("draft-?????.json"):
+            with suppress(StoreError):
+                first = int(seal.stem.removeprefix("draft-"))
+                drafts[first] = draft_of(read_shard(seal.with_suffix(".parquet"), seal))
+        return drafts
 
     def remove_draft(self, first: int) -> None:
-        for path in reversed(self._draft_paths(first)):  # the seal first, without which the other counts for nothing
+        for path in reversed(self._paths("draft", first)):  # the seal first, without which the other counts for nothing
             path.unlink(missing_ok=True)
 
-    def _draft_paths(self, first: int) -> tuple[Path, Path]:
-        return self.path / f"draft-{first:05d}.parquet", self.path / f"draft-{first:05d}.json"
+    def take_verdicts_back(self, round: Round) -> None:
+        """Makes drafts of an incomplete round's shards, to be graded by `round.verifier`, and moves the shards aside."""
+        covered = set().union(*(draft.positions for draft in self.read_drafts().values()))
+        for number in self.stored_shards():
+            shard = self.read_shard(number)
+            if not covered.issuperset(round.positions(number)):
+                self.write_draft(round, number, draft_of(shard))
+            self.set_shard_aside(number)
+        self.open(round)
+
+    def write_regraded(self, round: Round, number: int, shard: Shard) -> None:
+        """Stores new verdicts beside the old, which stand until `adopt_regraded`."""
+        write_shard(*self._paths("regraded", number), round, shard)
+
+    def has_regraded(self, number: int) -> bool:
+        return self._paths("regraded", number)[1].exists()
+
+    def regraded_by(self) -> str | None:
+        """The verifier of new verdicts that were not adopted yet; None where there are none."""
+        for seal in sorted(self.path.glob("regraded-?????.json")):
+            return str(read_json(seal, "verifier")["verifier"])
+        return None
+
+    def set_regraded_aside(self) -> None:
+        """Moves new verdicts that were not adopted out of the way."""
+        for path in (*self.path.glob("regraded-?????.json"), *self.path.glob("regraded-?????.parquet")):
+            move_aside(path)
+
+    def adopt_regraded(self, round: Round) -> None:
+        """Puts the new verdicts in the place of the old, which are moved aside; goes on where a kill ended it."""
+        write_json(self.path / ADOPTING, asdict(round))
+        if (self.path / SEAL).exists():
+            move_aside(self.path / SEAL)
+        for number in range(round.num_shards):
+            parquet, seal = self._paths("regraded", number)
+            if parquet.exists():
+                self.set_shard_aside(number)
+                os.replace(parquet, self.parquet_path(number))
+            if seal.exists():
+                os.replace(seal, self.seal_path(number))
+        self.open(round)
+        self.seal(round)
+        (self.path / ADOPTING).unlink()
+
+    def finish_adopting(self) -> None:
+        """Ends what a kill in `adopt_regraded` left half done."""
+        if (self.path / ADOPTING).exists():
+            self.adopt_regraded(round_from(self.path / ADOPTING))
+
+    def _paths(self, kind: str, number: int) -> tuple[Path, Path]:
+        """The Parquet file and the seal of a shard, or of what may become one."""
+        return self.path / f"{kind}-{number:05d}.parquet", self.path / f"{kind}-{number:05d}.json"
 
     def shard_seal(self, number: int) -> dict[str, Any]:
         """What is known of a stored shard without reading its completions."""
@@ -184,6 +241,8 @@ class RoundFolder:
 
     def seal(self, round: Round) -> None:
         """Declares the round complete. Every shard must be in."""
+        for seal in self.path.glob("draft-?????.json"):
+            self.remove_draft(int(seal.stem.removeprefix("draft-")))
         seals = [self.shard_seal(number) for number in range(round.num_shards)]
         write_json(
             self.path / SEAL,
@@ -215,6 +274,34 @@ class RoundFolder:
             return False
 
 
+def draft_of(shard: Shard) -> Draft:
+    """A shard without its verdicts."""
+    held = [group.without_verdicts() for group in shard.groups]
+    held += [failed.sampled for failed in shard.failed if failed.sampled is not None]
+    return Draft(
+        tuple(sorted(held, key=lambda group: group.position)),
+        tuple(failed for failed in shard.failed if failed.sampled is None),
+        shard.sampling_s - shard.grading_s,
+        shard.mismatch,
+    )
+
+
+def round_from(path: Path) -> Round:
+    """Raises StoreError where the file does not describe a round."""
+    value = read_json(path)
+    try:
+        return Round(
+            **{
+                **value,
+                "policy": PolicyRef(**value["policy"]),
+                "sampling": SamplingParams(**{**value["sampling"], "stop": tuple(value["sampling"].get("stop", ()))}),
+                "prompt_ids": tuple(value["prompt_ids"]),
+            }
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} does not describe a round: {error!r}") from error
+
+
 def write_shard(parquet: Path, seal: Path, round: Round, shard: Shard) -> None:
     ungraded = [failed.sampled for failed in shard.failed if failed.sampled is not None]
     groups = sorted([*shard.groups, *ungraded], key=lambda group: group.position)
@@ -232,6 +319,7 @@ def write_shard(parquet: Path, seal: Path, round: Round, shard: Shard) -> None:
             "sampling_s": shard.sampling_s,
             "grading_s": shard.grading_s,
             "mismatch": shard.mismatch,
+            "verifier": round.verifier,
             "failed": [
                 {"position": failed.position, "prompt_id": failed.prompt_id, "cause": failed.cause}
                 for failed in shard.failed

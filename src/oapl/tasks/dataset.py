@@ -8,7 +8,7 @@ from typing import Any
 from oapl.config import TaskConfig
 from oapl.errors import TaskError
 from oapl.tasks.problems import check_columns, make_prompt
-from oapl.tasks.rewards import Reward, combine, make_reward
+from oapl.tasks.rewards import Reward, combine, make_reward, with_settings
 from oapl.tasks.rows import hold_out, load_rows
 from oapl.types import Prompt, Split, Verdict
 
@@ -21,7 +21,7 @@ class DatasetTask:
         self._config = config
         self._rewards: list[Reward] = [make_reward(name, config) for name in config.rewards]
         self._weights = config.reward_weights or (1.0,) * len(self._rewards)
-        self.verifier = "+".join(reward.verifier for reward in self._rewards)
+        self.verifier = with_settings(" + ".join(reward.verifier for reward in self._rewards), config, "reward_weights")
         self.num_workers = config.num_workers
         self._rows: dict[Split, Any] = {}
         if config.eval_dataset is not None:
@@ -45,7 +45,7 @@ class DatasetTask:
     def _load(self, source: str, split: str, key: str) -> Any:
         data_file = self._config.eval_data_file if source == self._config.eval_dataset else None
         rows = load_rows(source, split, f"task.{key}", data_file)
-        check_columns(rows.column_names, self._config.name, f"task.{key} = {data_file or source!r}")
+        check_columns(rows.column_names, self._config, f"task.{key} = {data_file or source!r}")
         return rows
 
     def num_prompts(self, split: Split) -> int:

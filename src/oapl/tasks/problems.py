@@ -33,14 +33,14 @@ def is_chat(value: Any) -> bool:
     return isinstance(value, Sequence) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
 
 
-def check_columns(columns: Sequence[str], task: str, what: str) -> None:
+def check_columns(columns: Sequence[str], config: TaskConfig, what: str) -> None:
     """Raises TaskError where rows of these columns cannot be that task's. `what` names the setting and the rows."""
-    needed: dict[str, list[tuple[str, ...]]] = {
-        "dataset": [("prompt",)],
-        "math": [PROBLEM_COLUMNS, ANSWER_COLUMNS],
-        "code": [PROBLEM_COLUMNS, TEST_COLUMNS],
-    }
-    for names in needed[task]:
+    needed: list[tuple[str, ...]] = [("prompt",) if config.name == "dataset" else PROBLEM_COLUMNS]
+    if "math" in config.rewards:
+        needed.append(ANSWER_COLUMNS)
+    if "code" in config.rewards:
+        needed.append(TEST_COLUMNS)
+    for names in needed:
         if not first_of(names, columns):
             listed = " or ".join(f"`{name}`" for name in names)
             raise TaskError(f"{what} has no {listed} column; it has {', '.join(columns)}. Rename one to `{names[0]}`.")
@@ -59,8 +59,8 @@ def make_prompt(prompt_id: str, row: Mapping[str, Any], config: TaskConfig) -> P
             columns.pop("prompt", None)
             if isinstance(text, str):
                 text = fill_template(text, row.get("starter_code") or "", config)
-        if config.name == "math":
-            columns["answer"] = gold_answer(prompt_id, row)
+    if "math" in config.rewards and not gold_answer(row):
+        raise TaskError(f"prompt {prompt_id} has no answer to be graded by. Its columns are {', '.join(row)}.")
     if not isinstance(text, str) and not is_chat(text):
         raise TaskError(
             f"prompt {prompt_id}: the problem must be text or chat messages ([{{'role': …, 'content': …}}]), "
@@ -75,13 +75,12 @@ def fill_template(problem: str, starter_code: str, config: TaskConfig) -> str:
     return template.replace("{starter_code}", starter_code).replace("{problem}", problem)
 
 
-def gold_answer(prompt_id: str, row: Mapping[str, Any]) -> str:
-    name = first_of(ANSWER_COLUMNS, row)
-    value = row[name]
-    if name == "reward_model":
-        if isinstance(value, str):
-            value = json.loads(value)
-        value = value.get("ground_truth") if isinstance(value, Mapping) else None
-    if value is None or not str(value).strip():
-        raise TaskError(f"prompt {prompt_id} has no answer to be graded by: `{name}` is {row[name]!r}.")
-    return str(value)
+def gold_answer(row: Mapping[str, Any]) -> str:
+    """What a mathematics problem is graded by; "" where a row has none."""
+    if row.get("answer") is not None:
+        return str(row["answer"]).strip()
+    value = row.get("reward_model")
+    if isinstance(value, str):
+        value = json.loads(value)
+    found = value.get("ground_truth") if isinstance(value, Mapping) else None
+    return "" if found is None else str(found).strip()

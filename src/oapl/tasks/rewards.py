@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from oapl.config import TaskConfig
 from oapl.errors import GradingError, TaskError
-from oapl.grading.code import CodeGrader, Limits, parse_tests
-from oapl.grading.math import MathGrader
+from oapl.grading.code.grader import CodeGrader
+from oapl.grading.code.problem_tests import parse_tests
+from oapl.grading.code.sandbox import Limits
+from oapl.grading.math.grader import MathGrader
 from oapl.grading.worker import FunctionWorker
+from oapl.tasks.problems import gold_answer
 from oapl.types import Prompt, Verdict
 
 LARGEST_REWARD = 3.4e38
@@ -62,13 +64,15 @@ class MathReward:
             answer_after=config.answer_after,
             timeout_setting="task.reward_timeout_s",
         )
-        self.verifier = self._grader.verifier
+        self.verifier = with_settings(self._grader.verifier, config, "answer_after")
 
     def start(self) -> None:
         self._grader.start()
 
     def grade(self, prompt: Prompt, completions: Sequence[str]) -> list[Verdict | None]:
-        return [*self._grader.grade(completions, str(prompt.columns["answer"]))]
+        if not (gold := gold_answer(prompt.columns)):
+            raise GradingError(f"prompt {prompt.id} has no answer to be graded by")
+        return [*self._grader.grade(completions, gold)]
 
     def close(self) -> None:
         self._grader.close()
@@ -82,7 +86,7 @@ class CodeReward:
     def __init__(self, config: TaskConfig) -> None:
         limits = Limits(timeout_s=config.test_timeout_s)
         self._grader = CodeGrader(config.num_workers, limits, config.max_tests, config.answer_after)
-        self.verifier = self._grader.verifier
+        self.verifier = with_settings(self._grader.verifier, config, "answer_after", "max_tests", "test_timeout_s")
 
     def start(self) -> None:
         self._grader.start()
@@ -106,7 +110,6 @@ class FunctionReward:
         self.name = function
         self.verifier = f"{function}/{source_digest(function)}"
         self._worker = FunctionWorker(function, timeout_s)
-        self._lock = threading.Lock()
 
     def start(self) -> None:
         self._worker.start()
@@ -116,8 +119,7 @@ class FunctionReward:
         chat = not isinstance(prompt.text, str)
         answers: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
         columns = {name: [value] * count for name, value in prompt.columns.items()}
-        with self._lock:
-            values = self._worker.call(prompts=[prompt.text] * count, completions=answers, **columns)
+        values = self._worker.call(prompts=[prompt.text] * count, completions=answers, **columns)
         rewards = checked_rewards(values, count, self.name)
         return [None if reward is None else Verdict(reward) for reward in rewards]
 
@@ -136,7 +138,6 @@ class VerlReward:
         self.name, self._function = name, name.removeprefix(VERL)
         self.verifier = f"{name}/{source_digest(self._function)}"
         self._worker = FunctionWorker(self._function, timeout_s)
-        self._lock = threading.Lock()
 
     def start(self) -> None:
         self._worker.start()
@@ -145,16 +146,15 @@ class VerlReward:
         columns = prompt.columns
         reward_model = columns.get("reward_model")
         ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else columns.get("answer")
-        with self._lock:
-            values = [
-                self._worker.call(
-                    data_source=columns.get("data_source", ""),
-                    solution_str=text,
-                    ground_truth=ground_truth,
-                    extra_info=columns.get("extra_info"),
-                )
-                for text in completions
-            ]
+        values = [
+            self._worker.call(
+                data_source=columns.get("data_source", ""),
+                solution_str=text,
+                ground_truth=ground_truth,
+                extra_info=columns.get("extra_info"),
+            )
+            for text in completions
+        ]
         return [self._verdict(value, index) for index, value in enumerate(values)]
 
     def _verdict(self, value: Any, index: int) -> Verdict:
@@ -162,9 +162,8 @@ class VerlReward:
             return Verdict(checked_reward(value, index, self._function))
         if "score" not in value:
             raise TaskError(f"{self._function} returned a dict without `score`: it has {', '.join(map(str, value))}.")
-        scores = {
-            str(key): float(extra) for key, extra in value.items() if key != "score" and isinstance(extra, int | float)
-        }
+        numbers = {str(key): extra for key, extra in value.items() if isinstance(extra, int | float)}
+        scores = {key: float(n) for key, n in numbers.items() if key != "score" and abs(n) <= LARGEST_REWARD}
         answer = value.get("pred")
         return Verdict(
             checked_reward(value["score"], index, self._function), None if answer is None else str(answer), "", scores
@@ -172,6 +171,11 @@ class VerlReward:
 
     def close(self) -> None:
         self._worker.close()
+
+
+def with_settings(verifier: str, config: TaskConfig, *keys: str) -> str:
+    """A verifier's name with those settings that change its verdicts."""
+    return " ".join([verifier, *(f"{key}={value}" for key, value in config.changed(*keys).items())])
 
 
 def combine(
@@ -196,13 +200,17 @@ def combine(
         scores = {name: verdict.reward for name, _, verdict in given} if len(names) > 1 else {}
         for name, _, verdict in given:
             scores |= {key if len(names) == 1 else f"{name}/{key}": value for key, value in verdict.scores.items()}
-        reasons = [verdict.reason if len(names) == 1 else f"{name}: {verdict.reason}" for name, _, verdict in given]
+        reasons = [
+            verdict.reason if len(names) == 1 else f"{name}: {verdict.reason}"
+            for name, _, verdict in given
+            if verdict.reason
+        ]
         answers = [verdict.answer for _, _, verdict in given if verdict.answer is not None]
         verdicts.append(
             Verdict(
                 reward,
                 answer=answers[0] if answers else None,
-                reason="; ".join(reason for reason in reasons if reason.rpartition(": ")[2]),
+                reason="; ".join(reasons),
                 scores=scores,
             )
         )
@@ -234,8 +242,8 @@ def checked_rewards(values: Any, count: int, function: str) -> list[float | None
 def checked_reward(value: Any, index: int, function: str) -> float:
     try:
         reward = float(value)
-    except (TypeError, ValueError):
-        raise GradingError(f"{function} returned {value!r} for completion {index}: not a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise GradingError(f"{function} returned {str(value)[:80]!r} for completion {index}: not a number") from None
     if not abs(reward) <= LARGEST_REWARD:
         raise GradingError(f"{function} returned {reward} for completion {index}: not finite in float32")
     return reward

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
-from oapl.config import DATASET_SUFFIXES, Benchmark, find_benchmark
+from oapl.config import DATASET_SUFFIXES, Benchmark, find_benchmark, hub_name
 from oapl.errors import TaskError
 
 RESERVED = ("prompts", "completions")
@@ -23,9 +23,9 @@ def load_rows(source: str, split: str, setting: str, data_file: str | None = Non
     elif source.endswith(DATASET_SUFFIXES):
         rows = file_rows(source, setting)
     else:
-        path, _, configs = source.partition(":")
-        parts = [hub_rows(setting, path, name=name or None, split=split) for name in configs.split(",")]
-        rows = parts[0] if len(parts) == 1 else joined(parts)
+        path, configs = hub_name(source)
+        parts = [hub_rows(setting, path, name=name, split=split) for name in configs or (None,)]
+        rows = parts[0] if len(parts) == 1 else joined(parts, f"{setting} = {source!r}")
     if len(rows) == 0:
         raise TaskError(f"{setting} = {source!r} has no rows.")
     for name in set(RESERVED).intersection(rows.column_names):
@@ -36,12 +36,18 @@ def load_rows(source: str, split: str, setting: str, data_file: str | None = Non
     return rows
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """The rows of several configurations one after the other, by the columns that all of them have."""
+def joined(parts: Sequence[Any], what: str) -> Any:
+    """The rows of several configurations one after the other, by the columns that all of them have.
+
+    Raises TaskError where these do not hold the same.
+    """
     import datasets
 
     shared = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
-    return datasets.concatenate_datasets([part.select_columns(shared) for part in parts])
+    try:
+        return datasets.concatenate_datasets([part.select_columns(shared) for part in parts])
+    except ValueError as error:
+        raise TaskError(f"{what}: its configurations hold other things in the same columns ({error}).") from error
 
 
 def file_rows(source: str, setting: str) -> Any:
