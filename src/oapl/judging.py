@@ -92,8 +92,8 @@ def grade_again(judge: Judge, folder: RoundFolder, events: Events) -> None:
     """Grades what a complete round holds by the task as it is now, with nothing sampled.
 
     New verdicts lie beside the old until all are there, so that a kill, a stop or a broken reward leaves the old ones
-    as they were, and the same call goes on. Then the old are moved aside. Raises StoreError where the round is incomplete
-    or damaged, TaskError where grading is broken.
+    as they were, and the same call goes on. Then the old are moved aside. Raises StoreError where the round is
+    incomplete or damaged, TaskError where grading is broken.
     """
     folder.finish_adopting()
     if not folder.is_sealed():

@@ -162,7 +162,7 @@ class RoundFolder:
             path.unlink(missing_ok=True)
 
     def take_verdicts_back(self, round: Round) -> None:
-        """Makes drafts of an incomplete round's shards, to be graded by `round.verifier`, and moves the shards aside."""
+        """Makes drafts of an incomplete round's shards, for `round.verifier` to grade, and moves the shards aside."""
         covered = set().union(*(draft.positions for draft in self.read_drafts().values()))
         for number in self.stored_shards():
             shard = self.read_shard(number)
