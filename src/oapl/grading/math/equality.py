@@ -21,6 +21,7 @@ MOST_BITS = 60_000
 MOST_BITS_OF_POWER = 2**28
 LARGEST_EXPONENT = 3_000
 """Of what is no fraction, at a point: `2^{2^n}` has none of its digits right for n = 90."""
+EXPONENTIAL = (sympy.exp, sympy.sinh, sympy.cosh, sympy.tanh, sympy.coth)
 
 
 def are_equal(a: sympy.Expr, b: sympy.Expr) -> bool:
@@ -74,6 +75,8 @@ def at(value: sympy.Expr, point: Point) -> sympy.Expr:
     arguments = [at(argument, point) for argument in value.args]
     if value.is_Pow and not is_small(*arguments):
         raise Unreadable("a power too large to compare")
+    if isinstance(value, EXPONENTIAL) and not is_small(sympy.E, arguments[0]):
+        raise Unreadable("an exponential too large to compare")
     found = value.func(*arguments)
     if found.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
         raise Unreadable("infinity or an undefined value within a formula")

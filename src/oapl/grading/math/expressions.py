@@ -32,8 +32,9 @@ GREEK = frozenset(_GREEK_LETTERS.split())
 DECORATIONS = frozenset([r"\overline", r"\bar", r"\vec", r"\hat", r"\tilde", r"\widehat", r"\overrightarrow"])
 INFINITY = frozenset([r"\infty", "+", "-", "(", ")", "{", "}"])
 """All that may stand with an infinity."""
-DEEPEST = 6
-"""Functions and roots within each other."""
+DEEPEST = 8
+"""Functions within each other, of which each counts as two, and roots."""
+LARGEST_ARGUMENT = {"exp": 3_000, "sinh": 3_000, "cosh": 3_000, "tanh": 3_000, "coth": 3_000}
 MANY = {"gcd": Gcd, "lcm": Lcm, "max": sympy.Max, "min": sympy.Min}
 """Functions of several values."""
 MOST_VALUES = 20
@@ -274,7 +275,7 @@ class _Reader:
         return _Reader(tokens, self.functions_around).all()
 
     def root(self) -> sympy.Expr:
-        with self.within_function():
+        with self.within_function(1):
             return self._root()
 
     def _root(self) -> sympy.Expr:
@@ -296,16 +297,16 @@ class _Reader:
         return sympy.Symbol(name)
 
     @contextmanager
-    def within_function(self) -> Iterator[None]:
+    def within_function(self, cost: int) -> Iterator[None]:
         """Bounds functions of functions: each costs sympy several times what the one within it costs."""
-        if self.functions_around == DEEPEST:
-            raise Unreadable(f"functions more than {DEEPEST} deep")
-        self.functions_around += 1
+        if self.functions_around + cost > DEEPEST:
+            raise Unreadable("functions too deep within each other")
+        self.functions_around += cost
         yield
-        self.functions_around -= 1
+        self.functions_around -= cost
 
     def function(self, name: str) -> sympy.Expr:
-        with self.within_function():
+        with self.within_function(2):
             return self._function(name)
 
     def _function(self, name: str) -> sympy.Expr:
@@ -329,7 +330,10 @@ class _Reader:
             exponent = self.exponent()
             if exponent == -1:
                 function, exponent = inverse(name), None
-        value = function(self.atom() if self.next in ("(", "{") else self.argument())
+        argument = self.atom() if self.next in ("(", "{") else self.argument()
+        if name in LARGEST_ARGUMENT and argument.is_number and not abs(sympy.N(argument)) <= LARGEST_ARGUMENT[name]:
+            raise Unreadable(f"`{name}` of what is too large")
+        value = function(argument)
         return value if exponent is None else power(value, exponent)
 
     def argument(self) -> sympy.Expr:
