@@ -445,6 +445,439 @@ def test_digits_in_a_base_need_that_base():
     assert [reward(answer, "2516_8") for answer in ("1358", "2516", "2516_9", "2561_8", "251 6_8")] == [0.0] * 5
 
 
+# What an attacker found
+
+
+@wrong(
+    ("1", r"2^{\gcd(m,n)}-1"),
+    ("1", r"\gcd(a,b)"),
+    ("1", r"\gcd(n,6)"),
+    ("mn", r"\text{lcm}(m,n)"),
+    (r"x^{\gcd(m,n)}-1", "x-1"),
+    (r"\gcd(n,7)", r"\gcd(n,1001)"),
+    ("n", r"\gcd(n,6)"),
+)
+def test_divisors_of_variables_are_no_polynomials(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"\gcd(n,m)", r"\gcd(m,n)"),
+    (r"2\gcd(m,n)", r"\gcd(2m,2n)"),
+    (r"\operatorname{lcm}(m,n)", r"\text{lcm}(n,m)"),
+)
+def test_divisors_are_compared_at_whole_numbers(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"\lfloor n/2 \rfloor + 1", r"\lceil n/2 \rceil"),
+    (r"\lfloor n/3 \rfloor", r"\lceil n/3\rceil -1"),
+    (r"\lceil n^2/4\rceil-1", r"\lfloor n^2/4\rfloor"),
+    ("-1", r"\lfloor x\rfloor+\lfloor -x\rfloor"),
+    ("x", r"\lfloor x\rfloor"),
+    (r"\lfloor 2x\rfloor", r"2\lfloor x\rfloor"),
+    ("0", r"\lfloor n/1000\rfloor"),
+)
+def test_floors_that_differ_at_some_whole_number_are_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"\lfloor (n+1)/2\rfloor", r"\lceil n/2\rceil"),
+    (r"\lfloor n^2/4\rfloor", r"\lfloor n/2\rfloor\lceil n/2\rceil"),
+    (r"\lfloor x+1\rfloor", r"\lfloor x\rfloor+1"),
+    (r"\binom{n}{\lfloor n/2\rfloor}", r"\binom{n}{\lceil n/2\rceil}"),
+)
+def test_floors_of_a_whole_number_are_compared_at_whole_numbers(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("2024-x", "|x-2024|"),
+    ("1000", r"\max(x,1000)"),
+    ("|2x-3000|", "|x-1000|+|x-2000|"),
+    ("10^{200}-x", "|x-10^{200}|"),
+    ("2024-x", r"\sqrt{(x-2024)^2}"),
+    ("e^{10}-x", "|x-e^{10}|"),
+    ("1000-xy", "|xy-1000|"),
+    ("10", r"\min(x,10)"),
+)
+def test_expressions_are_compared_past_the_numbers_in_them(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("4^{2^{n-1}}", "2^{2^n}"),
+    (r"2\cdot2^{n!}", "2^{n!+1}"),
+)
+def test_points_whose_values_are_too_large_are_left_out(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"2^{2^x}-2^{2^{x-1}\cdot 2}+2024-x", "|x-2024|"),
+)
+def test_an_answer_without_a_value_where_the_gold_has_one_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@wrong(
+    (r"2:15 \text{ p.m.}", r"4:30 \text{ p.m.}"),
+    (r"1:10 \text{ PM}", r"2:20 \text{ PM}"),
+    ("430", r"4:30 \text{ PM}"),
+    ("4 PM", "4:30 PM"),
+    ("0.5", r"10:20 \text{ a.m.}"),
+    ("4:00 AM", "4:00 PM"),
+)
+def test_another_time_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("4:30", "4:30 PM"),
+    (r"4:00 \text{ PM}", r"4:00 \text{ p.m.}"),
+    ("10:00", r"10:00 \text{ a.m.}"),
+    ("4 PM", "4:00 PM"),
+    ("4", r"4 \text{ p.m.}"),
+    ("8:05", "8:05"),
+)
+def test_a_time_of_the_day_is_no_ratio(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"\{1,3\},\{2,4\}", r"\{1,2\},\{3,4\}"),
+    (r"\{1,2,3\}", r"\{1,2\},\{3\}"),
+    (r"\{\emptyset\}", r"\emptyset"),
+    (r"\{\{1\}\}", r"\{1\}"),
+    (r"\{\{1\},\{2\}\}", r"\{1,2\}"),
+    (r"(\{1\},2)", "(1,2)"),
+)
+def test_sets_within_sets_stay_sets(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"\{3,4\},\{2,1\}", r"\{1,2\},\{3,4\}"),
+    (r"\{\{1,2\},\{3\}\}", r"\{1,2\},\{3\}"),
+    (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}"),
+)
+def test_sets_of_sets_have_no_order(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"2\pi\mathrm{r}", r"2\pi"),
+    (r"2\pi\mathrm{R}", r"2\pi\mathrm{r}"),
+    (r"3\mathrm{a}^2", r"3\mathrm{b}^2"),
+    (r"\frac34\mathrm{R}", r"\frac34"),
+    (r"\text{X}", "x"),
+    (r"\text{E}", "e"),
+)
+def test_an_upright_letter_is_no_unit(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"5\mathrm{x}", "5x"),
+    (r"\pi r^2", r"\pi\mathrm{r}^2"),
+    (r"3\text{ m}", "3"),
+    (r"20^\circ\text{C}", "20"),
+    ("50°F", "50"),
+)
+def test_an_upright_letter_is_that_letter(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"5 \text{ or 6}", "5"),
+    (r"5 \text{ and also 7}", "5"),
+    (r"5 \text{ if n is even, 6 if n is odd}", "5"),
+    (r"5 \text{ is not the answer}", "5"),
+    (r"5 \text{ and a half}", "5"),
+    (r"5 \text{ tenths}", "5"),
+    (r"5 \text{ factorial}", "5"),
+    (r"5 \text{ or more}", "5"),
+    (r"5 \text{ or so}", "5"),
+    (r"5 \text{ minus 1}", "5"),
+    (r"5\text{ halves}", "5"),
+    (r"5 \text{ six}", "5"),
+    (r"5 \text{ squared}", "5"),
+    (r"5 \text{ cm 6}", "5"),
+    ("5 factorial", "5"),
+    ("5 dollars and 50 cents", "5"),
+    (r"123 \text{ (base 5)}", "123"),
+    (r"p \text{ prime}", "p"),
+    (r"n \text{ even}", "n"),
+)
+def test_words_that_change_a_value_are_no_unit(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"5 \text{ years old}", "5"),
+    (r"5\text{ units}^2", "5"),
+    (r"5 \text{ square units}", "5"),
+    (r"\text{7 ways}", "7"),
+    ("7 ways", "7"),
+    ("90 eggs", "90"),
+    (r"7^{\text{th}}", "7"),
+    (r"\text{\$}12", "12"),
+)
+def test_words_that_are_like_a_unit_are_not_compared(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"5 \text{ km/h}", r"5 \text{ m/s}"),
+    (r"60 \text{ mph}", r"60 \text{ km/h}"),
+    (r"5 \text{ km}", r"5 \text{ km/h}"),
+    (r"5 \text{ m/s^2}", r"5 \text{ m/s}"),
+)
+def test_compound_units_are_compared(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"60\text{ km/h}", r"60 \text{ kilometers per hour}"),
+    ("60 mph", r"60 \text{ miles per hour}"),
+    ("60", r"60 \text{ miles per hour}"),
+    (r"9.8 \text{ m/s}^2", r"9.8 \text{ m/s^2}"),
+    (r"5 \frac{\text{m}}{\text{s}}", r"5 \text{ m/s}"),
+    ("90", r"90 \text{ min}"),
+    ("30 sec", r"30 \text{ sec}"),
+    ("90 m", r"90\text{ m}"),
+)
+def test_compound_units_may_be_written_otherwise(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("(y,x)=(2,3)", "(2,3)"),
+    ("(b,a)=(3,2)", "(a,b)=(3,2)"),
+    ("y=2, x=1", "(2,1)"),
+    ("x=y=5", "5"),
+    ("k=2,m=1", "(1,2)"),
+    ("A(2,-3)", "(-3,2)"),
+)
+def test_names_say_which_coordinate_is_which(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("(b,a)=(3,2)", "(a,b)=(2,3)"),
+    ("y=2, x=1", "(1,2)"),
+    ("(1,2)", "x=1, y=2"),
+    ("(x,y)=(1,2)", "x=1, y=2"),
+    ("(2,2,2)", "x=y=z=2"),
+    ("x=y=5", "(5,5)"),
+    ("x_1=3, x_2=2", "2, 3"),
+    ("A(2,-3)", "(2,-3)"),
+    (r"(r,\theta)=(3,2)", "(3,2)"),
+    ("(m,b)=(2,3)", "(2,3)"),
+)
+def test_named_coordinates_may_come_in_any_order(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("1", "xy=1"),
+    ("6", "xy = 6"),
+    ("6", "x(x+1)=6"),
+    ("2", "n(n-1)=2"),
+    ("f=5", "f(2)=10"),
+    ("42", "m+n=42"),
+)
+def test_a_product_is_no_name(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    ("m+n=42", "42"),
+    ("100a+10b+c=42", "42"),
+    (r"\frac{m}{n}=\frac34", r"\frac34"),
+    (r"\tan\theta=2", "2"),
+    ("|S|=42", "42"),
+    ("[ABC]=42", "42"),
+    ("f^{-1}(2)=5", "5"),
+    ("AB^2=42", "42"),
+    (r"P(X=2)=\frac12", r"\frac12"),
+    ("E[X]=5", "5"),
+    ("=5", "5"),
+)
+def test_an_equation_may_say_what_is_asked(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("2x=5", "5"),
+    ("x+3=5", "5"),
+    ("x^2=5", "5"),
+    ("|x|=5", "5"),
+    ("2A=10", "10"),
+)
+def test_an_equation_in_one_variable_says_no_value(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@wrong(
+    (r"\infty+5", r"\infty"),
+    (r"2\infty", r"\infty"),
+    (r"\infty/2", r"\infty"),
+    (r"(2\infty, 3)", r"(\infty,3)"),
+)
+def test_infinity_is_not_computed_with(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@wrong(
+    (r"\frac{1}{2}{3}", r"\frac32"),
+    ("1/2/3", r"\frac16"),
+    (r"\frac{1}{2}3", r"\frac32"),
+    ("2 3", "6"),
+    ("x2", "2x"),
+    ("2^33", "24"),
+)
+def test_what_could_mean_two_things_is_not_read(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"\frac{10!}{3!3!2!2!}", "25200"),
+    (r"\frac{8!}{4!4!}", "70"),
+    ("2^{3}3^{2}", "72"),
+    ("2^{10}5^{10}", "10^{10}"),
+    (r"\sqrt2\,3", r"3\sqrt2"),
+    ("(3)5", "15"),
+    ("2^n n!", r"n!\,2^n"),
+)
+def test_digits_may_follow_a_factor_that_has_ended(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@right(
+    (r"\textbf{(B) } 12", r"\text{(B)}"),
+    (r"\textbf{(B) } 12", "12"),
+    (r"\text{(D)}\ \frac34", r"\frac34"),
+    (r"\text{C. }12", "C"),
+    (r"\text{C. }12", "12"),
+    (r"(A)\ 5", "A"),
+    (r"(A)\ 5", "5"),
+)
+def test_a_choice_may_come_with_its_value(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"\text{(B) }12", r"\text{(A)}"),
+    (r"\textbf{(B) }12", "13"),
+    (r"\text{(B) }12", r"\text{(B) }13"),
+    ("(B) 12", "12B"),
+)
+def test_another_choice_or_another_value_beside_it_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"\,58,500", "58500"),
+    (r"\$\,58,500", "58500"),
+    (r"x=\,1,234", "1234"),
+)
+def test_thousands_may_follow_a_space(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@right(
+    (r"2^n-1 \text{ for } n\ge1", "2^n-1"),
+    (r"f(x)=x^2 \text{ for all } x", "x^2"),
+    (r"k\pi, k\in\mathbb{Z}", r"k\pi"),
+    (r"k\pi", r"k\pi, k\in\mathbb{Z}"),
+)
+def test_a_formula_may_say_for_which_values_it_holds(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"2^n-1 \text{ for } n\ge1", "2^n"),
+    (r"5 \text{ for } n=6", "5"),
+    (r"2^n \text{ for even } n", "2^n"),
+)
+def test_one_case_of_several_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"x\ge1 \text{ and } x\le3", "[1,3]"),
+    (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"\text{all real numbers}", r"(-\infty,\infty)"),
+)
+def test_intervals_may_be_said_in_words(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"x>2 \text{ and } x<3", r"(-\infty,3)\cup(2,\infty)"),
+    (r"x\ge 3 \text{ and } x \le 1", "[1,3]"),
+)
+def test_both_bounds_are_not_either(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"{5 \choose 2}", "10"),
+    (r"{1 \over 2}", "0.5"),
+    (r"\nicefrac{1}{2}", "0.5"),
+    (r"\underline{5}", "5"),
+    (r"\large 5", "5"),
+    (r"\textcolor{red}{5}", "5"),
+    (r"\mathtt{5}", "5"),
+    (r"\emph{5}", "5"),
+    ("**42**", "42"),
+    ("x**2", "x^2"),
+    ("¼", "0.25"),
+    ("1.5e3", "1500"),
+    (r"\max\{2,3\}", "3"),
+    (r"\begin{pmatrix}1\\[4pt]2\end{pmatrix}", "(1,2)"),
+    (r"\text{x = 5}", "5"),
+    (r"\text{(3, 4)}", "(3,4)"),
+)
+def test_more_commands_are_read(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@right(
+    (r"\text{Bob and Alice}", r"\text{Alice and Bob}"),
+    ("A, C", r"\text{A and C}"),
+    (r"\text{no solutions}", r"\text{no solution}"),
+    (r"(\pm1,\pm2)", "(1,2),(1,-2),(-1,2),(-1,-2)"),
+)
+def test_names_in_a_list_have_no_order(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("Alice", r"\text{Alice and Bob}"),
+    ("A, B", r"\text{A and C}"),
+    (r"(\pm1,\pm2)", "(1,2),(-1,-2)"),
+)
+def test_other_names_and_signs_are_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+def test_a_space_cut_off_at_the_end_does_not_matter():
+    assert grade_answer(r"\boxed{42\ }", "42").reward == 1.0
+
+
+@wrong((r"\arcsin(\sin(10^{200}))", "5"), (r"\lfloor 10^{300}\pi" * 10 + r"\rfloor" * 10, "5"))
+def test_what_sympy_cannot_compute_is_wrong_and_says_so(answer: str, gold: str):
+    verdict = grade_answer(rf"\boxed{{{answer}}}", gold)
+    assert verdict.reward == 0.0
+    assert "not understood" in verdict.reason
+    with pytest.raises(GradingError, match="gold answer"):
+        check_gold(answer)
+
+
 # Nonsense
 
 

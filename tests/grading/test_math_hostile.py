@@ -44,6 +44,15 @@ CHEAP = {
     "nested brackets": "(" * 900 + "5" + ")" * 900,
     "nested sets": r"\{" * 300 + "1" + r"\}" * 300,
     "nested sines": r"\sin " * 390 + "x",
+    "nested logarithms": r"\ln(" * 39 + "x" + ")" * 39,
+    "nested hyperbolic sines": r"\sinh(" * 6 + "2" + ")" * 6,
+    "nested roots": r"\sqrt{2+" * 39 + "x" + "}" * 39,
+    "many values of a maximum": r"\max(" + ",".join(f"x+{n}" for n in range(200)) + ")",
+    "gcd of large powers": r"\gcd(n^{2999}-1, n^{2998}-1)",
+    "floors of floors": r"\lfloor 10^{300}\pi" * 10 + r"\rfloor" * 10,
+    "powers of floors": r"2^{2^{2^{\lfloor n/2\rfloor}}}",
+    "root of many digits": r"\sqrt{" + "9" * 1800 + "7}",
+    "sine of a large number": r"\arcsin(\sin(10^{200}))",
     "many bars": "|" * 900,
     "many commas": "1," * 900,
     "many signs": r"\pm " * 500 + "1",
@@ -111,7 +120,7 @@ def test_several_threads_may_grade_at_once(grader: MathGrader):
 
 
 def test_the_verifier_names_what_rewards_depend_on(grader: MathGrader):
-    assert grader.verifier.startswith("math/1+sympy-")
+    assert grader.verifier.startswith("math/2+sympy-")
 
 
 # The pool itself, with functions that misbehave

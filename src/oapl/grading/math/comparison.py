@@ -10,13 +10,29 @@ import sympy
 from oapl.grading.math.equality import are_equal, are_proportional
 from oapl.grading.math.expressions import read_expression
 from oapl.grading.math.latex import Unreadable, tokenize
-from oapl.grading.math.reading import Answer, Group, Matrix, Named, Numeral, Relation, Value, Words
+from oapl.grading.math.reading import (
+    Answer,
+    Choice,
+    Clock,
+    Group,
+    Matrix,
+    Named,
+    Numeral,
+    Relation,
+    Value,
+    Words,
+    in_order,
+)
 
 
 def is_same(gold: Answer, answer: Answer) -> bool:
     """Whether `answer` says what `gold` says: no more, no less, and in the form that was asked for."""
+    if isinstance(gold, Choice) or isinstance(answer, Choice):
+        return _same_choice(gold, answer)
     if isinstance(gold, Words) or isinstance(answer, Words):
-        return _plain_words(gold) == _plain_words(answer) is not None
+        return _same_words(gold, answer)
+    if isinstance(answer, Relation) and answer.stated and isinstance(gold, Value) and gold.expression.is_number:
+        return is_same(gold, answer.stated)
     if isinstance(gold, Relation) or isinstance(answer, Relation):
         return _same_relation(gold, answer)
     if isinstance(gold, Named) and isinstance(answer, Named):
@@ -31,7 +47,11 @@ def is_same(gold: Answer, answer: Answer) -> bool:
         case Value(), Value():
             if gold.unit and answer.unit and gold.unit != answer.unit:
                 return False
+            if gold.unit and len(gold.unit) == 1 and not answer.unit and answer.expression.has(sympy.Symbol(gold.unit)):
+                return are_equal(gold.expression * sympy.Symbol(gold.unit), answer.expression)  # 90 m
             return are_equal(gold.expression, answer.expression)
+        case (Clock(), _) | (_, Clock()):
+            return _same_time(gold, answer)
         case Matrix(), Matrix():
             return (
                 _same_in_order(gold.rows[0], answer.rows[0])
@@ -47,18 +67,51 @@ def _unnamed(answer: Answer) -> Answer:
     return answer.answer if isinstance(answer, Named) else answer
 
 
+def _same_choice(gold: Answer, answer: Answer) -> bool:
+    """A letter with its answer says both. Beside one that has but one of them, that one counts."""
+    if isinstance(gold, Choice) and isinstance(answer, Choice):
+        return gold.letter == answer.letter and is_same(gold.answer, answer.answer)
+    choice, other = (gold, answer) if isinstance(gold, Choice) else (answer, gold)
+    assert isinstance(choice, Choice)
+    if (words := _plain_words(other)) is not None and len(words) == 1:
+        return words == choice.letter.casefold()
+    return is_same(other, choice.answer)
+
+
+def _same_time(gold: Answer, answer: Answer) -> bool:
+    """With a.m. or p.m. left out, at most. `4:30` is read as a ratio, and `4` as a number."""
+    if isinstance(gold, Clock) and isinstance(answer, Clock):
+        same_half = gold.half == answer.half or None in (gold.half, answer.half)
+        return same_half and (gold.hour, gold.minute) == (answer.hour, answer.minute)
+    clock, other = (gold, answer) if isinstance(gold, Clock) else (answer, gold)
+    return isinstance(clock, Clock) and isinstance(other, Value) and other.time == (clock.hour, clock.minute)
+
+
 def _plain_words(answer: Answer) -> str | None:
     """Words without what does not matter. A letter may be a choice, so it counts as a word."""
     answer = _unnamed(answer)
     if isinstance(answer, Value) and (answer.expression.is_Symbol or answer.expression in (sympy.E, sympy.I)):
-        text = str(answer.expression)
+        constants = {sympy.E: "e", sympy.I: "i"}
+        text = constants.get(answer.expression, str(answer.expression))
     elif isinstance(answer, Words):
         text = answer.text
     else:
         return None
     text = " ".join(text.casefold().split()).rstrip(".")
     bracketed = re.fullmatch(r"\((.*)\)", text)
-    return re.sub(r"^(?:an?|the) (?=.)", "", bracketed.group(1) if bracketed else text)
+    text = re.sub(r"^(?:an?|the) (?=.)", "", bracketed.group(1) if bracketed else text)
+    return text.removesuffix("s") if text.startswith("no ") else text
+
+
+def _same_words(gold: Answer, answer: Answer) -> bool:
+    """A letter in mathematics is a variable or a choice: beside an upright one without brackets, its case counts."""
+    if _plain_words(gold) is None or _plain_words(gold) != _plain_words(answer):
+        return False
+    gold, answer = _unnamed(gold), _unnamed(answer)
+    words, other = (gold, answer) if isinstance(gold, Words) else (answer, gold)
+    if isinstance(words, Words) and isinstance(other, Value) and len(words.text) == 1:
+        return words.text == ("e" if other.expression == sympy.E else str(other.expression))
+    return True
 
 
 def _same_relation(gold: Answer, answer: Answer) -> bool:
@@ -70,7 +123,7 @@ def _same_relation(gold: Answer, answer: Answer) -> bool:
 
 
 def _as_relation(answer: Answer) -> Relation | None:
-    if isinstance(answer, Named) and isinstance(answer.answer, Value):
+    if isinstance(answer, Named) and isinstance(answer.answer, Value) and "(" not in answer.name:
         try:
             return Relation("=", read_expression(tokenize(answer.name)) - answer.answer.expression)
         except Unreadable:  # a name that is no variable, such as \angle ABC
@@ -87,12 +140,20 @@ def _same_group(gold: Group, answer: Group) -> bool:
         names = _names(gold), _names(answer)
         if all(names) or not any(names):
             return _same_in_any_order(gold.items, answer.items)
-        if len(set(names[0] or names[1])) == 1:  # x = 1 or x = 2
+        if len({name.partition("_")[0] for name in names[0] or names[1]}) == 1:  # x = 1 or x = 2, x_1 = 1 and x_2 = 2
             return _same_in_any_order(gold.items, answer.items)
-        return _in_order(names[0] or names[1]) and _same_in_order(gold.items, answer.items)  # x = 1, y = 2
-    if gold.brackets == "()" and answer.brackets == "{}" and _names(answer):  # the point (1, 2), as x = 1, y = 2
-        return _in_order(_names(answer)) and _same_in_order(gold.items, answer.items)
-    return gold.brackets == answer.brackets and _same_in_order(gold.items, answer.items)
+        return (names[0] or names[1]) == sorted(names[0] or names[1]) and _same_in_order(gold.items, answer.items)
+    if "()" in (gold.brackets, answer.brackets):  # the point (1, 2), as x = 1, y = 2
+        gold, answer = _as_point(gold), _as_point(answer)
+    return gold.brackets == answer.brackets != "{}" and _same_in_order(gold.items, answer.items)
+
+
+def _as_point(group: Group) -> Group:
+    """`y = 2, x = 1` as (1, 2), where the order of the names is certain."""
+    names = _names(group)
+    if group.brackets != "{}" or not names or (places := in_order(names)) is None:
+        return group
+    return Group("()", tuple(_unnamed(group.items[place]) for place in places))
 
 
 def _names(group: Group) -> list[str]:
@@ -101,20 +162,21 @@ def _names(group: Group) -> list[str]:
     return names if len(names) == len(group.items) else []
 
 
-def _in_order(names: list[str]) -> bool:
-    """Whether names say by themselves which comes first."""
-    return names == sorted(set(names))
+def _is_same_item(gold: Answer, answer: Answer) -> bool:
+    """Within a set or tuple, the set {1} is not 1."""
+    sets = [isinstance(one, Group) and one.brackets == "{}" for one in (_unnamed(gold), _unnamed(answer))]
+    return sets[0] == sets[1] and is_same(gold, answer)
 
 
 def _same_in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
-    return len(gold) == len(answer) and all(map(is_same, gold, answer))
+    return len(gold) == len(answer) and all(map(_is_same_item, gold, answer))
 
 
 def _same_in_any_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
     """As many, and each once. Being the same is an equivalence, so whichever partner is taken will do."""
     left = list(answer)
     for item in gold:
-        partner = next((place for place, other in enumerate(left) if is_same(item, other)), None)
+        partner = next((place for place, other in enumerate(left) if _is_same_item(item, other)), None)
         if partner is None:
             return False
         left.pop(partner)

@@ -8,15 +8,17 @@ read at all. Sizes are looked at before anything is computed: a tower of powers 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import sympy
 
 from oapl.grading.math.latex import FUNCTIONS, Unreadable
+from oapl.grading.math.points import Gcd, Lcm
 
 MOST_BITS = 50_000
 """Of a power of fractions, which is computed exactly."""
-MOST_BITS_OF_ROOT = 5_000
+MOST_BITS_OF_ROOT = 2_000
 """Of a fraction under a root: sympy looks for squares in it."""
 LARGEST_FACTORIAL = 3_000
 LARGEST_EXPONENT = 3_000
@@ -28,8 +30,15 @@ Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell
 """
 GREEK = frozenset(_GREEK_LETTERS.split())
 DECORATIONS = frozenset([r"\overline", r"\bar", r"\vec", r"\hat", r"\tilde", r"\widehat", r"\overrightarrow"])
-MANY = {"gcd": sympy.gcd, "lcm": sympy.lcm, "max": sympy.Max, "min": sympy.Min}
+INFINITY = frozenset([r"\infty", "+", "-", "(", ")", "{", "}"])
+"""All that may stand with an infinity."""
+DEEPEST = 8
+"""Functions within each other, of which each counts as two, and roots."""
+LARGEST_ARGUMENT = {"exp": 3_000, "sinh": 3_000, "cosh": 3_000, "tanh": 3_000, "coth": 3_000}
+MANY = {"gcd": Gcd, "lcm": Lcm, "max": sympy.Max, "min": sympy.Min}
 """Functions of several values."""
+MOST_VALUES = 20
+"""Of such a function: sympy compares each with each."""
 
 
 def function_of_one(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
@@ -56,18 +65,20 @@ def read_expression(tokens: list[str]) -> sympy.Expr:
     """The value of all of the tokens. Raises Unreadable."""
     if not tokens:
         raise Unreadable("nothing where a value is expected")
-    reader = _Reader(tokens)
-    value = reader.sum()
-    if reader.place < len(tokens):
-        raise Unreadable(f"`{reader.next}` where no sign of its kind can stand")
+    if r"\infty" in tokens and (tokens.count(r"\infty") > 1 or not INFINITY.issuperset(tokens)):
+        raise Unreadable("arithmetic on infinity")
+    value = _Reader(tokens).all()
     if value.has(sympy.nan, sympy.zoo):
         raise Unreadable("undefined, such as a division by zero")
     return value
 
 
 class _Reader:
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], functions_around: int = 0) -> None:
         self.tokens, self.place = tokens, 0
+        self.functions_around = functions_around
+        self.has_closed = False
+        """Whether the last factor ended in a bracket, an exponent in braces, `!` or a root, so that a digit is new."""
 
     @property
     def next(self) -> str:
@@ -86,6 +97,12 @@ class _Reader:
         if self.next != token:
             raise Unreadable(f"`{token}` expected, found `{self.next or 'the end'}`")
         self.place += 1
+
+    def all(self) -> sympy.Expr:
+        value = self.sum()
+        if self.place < len(self.tokens):
+            raise Unreadable(f"`{self.next}` where no sign of its kind can stand")
+        return value
 
     def sum(self) -> sympy.Expr:
         total = self.signed(self.product)
@@ -108,18 +125,24 @@ class _Reader:
                 self.take()
                 value, divided = value * self.signed(self.power), False
             elif self.next == "/":
+                if divided:
+                    raise Unreadable("`/` twice: it is open what is divided first")
                 self.take()
                 value, divided = self.quotient(value, self.signed(self.power)), True
             elif self.starts_factor():
                 if divided:
                     raise Unreadable(f"`/` before `{self.next}`: it is open what is divided by")
+                if self.next == "{" and self.tokens[self.place - 1] == "}":
+                    raise Unreadable("braces after braces without a sign between them")
                 value = value * self.power()
             else:
                 return value
 
     def starts_factor(self) -> bool:
-        """Whether the next token can multiply without a sign. A digit cannot: in `x2` or `2 3` something is missing."""
+        """Whether the next token can multiply without a sign. In `x2` and `2 3` something is missing."""
         token = self.next
+        if token[:1].isdigit():
+            return self.has_closed
         return bool(
             re.fullmatch(r"[A-Za-z(\[{]", token)
             or token in (r"\frac", r"\sqrt", r"\binom", r"\pi", r"\lfloor", r"\lceil", r"\infty", *DECORATIONS)
@@ -127,16 +150,16 @@ class _Reader:
         )
 
     def power(self) -> sympy.Expr:
-        if self.next[1:] in FUNCTIONS and self.next.startswith("\\"):
-            base = self.function(self.take()[1:])
-        else:
-            base = self.atom()
+        first = self.next
+        is_function = first.startswith("\\") and first[1:] in FUNCTIONS
+        base = self.function(self.take()[1:]) if is_function else self.atom()
+        self.has_closed = first in ("(", r"\sqrt")
         while True:
             if self.next == "!":
                 self.take()
                 if self.next == "!":
                     raise Unreadable("a double factorial")
-                base = factorial(base)
+                base, self.has_closed = factorial(base), True
             elif self.next == "^" and self.after(1) == r"\circ":
                 self.place += 2
                 base = base * sympy.pi / 180
@@ -146,7 +169,9 @@ class _Reader:
                 base = base * sympy.pi / 180
             elif self.next == "^":
                 self.take()
+                is_braced = self.next == "{"
                 base = power(base, self.exponent())
+                self.has_closed = is_braced
                 if self.next == "^":
                     raise Unreadable("a power of a power without brackets")
             else:
@@ -247,13 +272,13 @@ class _Reader:
         return [self.inner(tokens) for tokens in self.arguments_as_tokens()]
 
     def inner(self, tokens: list[str]) -> sympy.Expr:
-        reader = _Reader(tokens)
-        value = reader.sum()
-        if reader.place < len(tokens):
-            raise Unreadable(f"`{reader.next}` where no sign of its kind can stand")
-        return value
+        return _Reader(tokens, self.functions_around).all()
 
     def root(self) -> sympy.Expr:
+        with self.within_function(1):
+            return self._root()
+
+    def _root(self) -> sympy.Expr:
         degree = sympy.Integer(2)
         if self.next == "[":
             self.take()
@@ -271,15 +296,30 @@ class _Reader:
             name += "_" + "".join(self.group())
         return sympy.Symbol(name)
 
+    @contextmanager
+    def within_function(self, cost: int) -> Iterator[None]:
+        """Bounds functions of functions: each costs sympy several times what the one within it costs."""
+        if self.functions_around + cost > DEEPEST:
+            raise Unreadable("functions too deep within each other")
+        self.functions_around += cost
+        yield
+        self.functions_around -= cost
+
     def function(self, name: str) -> sympy.Expr:
+        with self.within_function(2):
+            return self._function(name)
+
+    def _function(self, name: str) -> sympy.Expr:
         if name in MANY:
-            self.expect("(")
+            opening = self.take()
+            if opening not in ("(", r"\{"):
+                raise Unreadable(f"`{opening}` after `{name}`, which is of several values")
             values = [self.sum()]
             while self.next == ",":
                 self.take()
                 values.append(self.sum())
-            self.expect(")")
-            return MANY[name](*values)
+            self.expect(")" if opening == "(" else r"\}")
+            return of_many(name, values)
         exponent = None
         function = function_of_one(name)
         if name == "log" and self.next == "_":
@@ -290,17 +330,28 @@ class _Reader:
             exponent = self.exponent()
             if exponent == -1:
                 function, exponent = inverse(name), None
-        value = function(self.atom() if self.next in ("(", "{") else self.argument())
+        argument = self.atom() if self.next in ("(", "{") else self.argument()
+        if name in LARGEST_ARGUMENT and argument.is_number and not abs(sympy.N(argument)) <= LARGEST_ARGUMENT[name]:
+            raise Unreadable(f"`{name}` of what is too large")
+        value = function(argument)
         return value if exponent is None else power(value, exponent)
 
     def argument(self) -> sympy.Expr:
         r"""Of a function without brackets: `2\pi x` in `\sin 2\pi x \cos y`."""
         value = self.power()
-        while self.starts_factor() and self.next[1:] not in FUNCTIONS:
+        while self.starts_factor() and self.next[1:] not in FUNCTIONS and not self.next.isdigit():
             value *= self.power()
         if self.next == "/":
             raise Unreadable("`/` after a function without brackets")
         return value
+
+
+def of_many(name: str, values: list[sympy.Expr]) -> sympy.Expr:
+    if len(values) > MOST_VALUES:
+        raise Unreadable(f"more than {MOST_VALUES} values of `{name}`")
+    if name in ("gcd", "lcm") and any(value.is_number and not value.is_Integer for value in values):
+        raise Unreadable(f"`{name}` of what is no whole number")
+    return MANY[name](*values)
 
 
 def power(base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:

@@ -14,6 +14,8 @@ SYNONYMS = {
     r"\dfrac": r"\frac",
     r"\tfrac": r"\frac",
     r"\cfrac": r"\frac",
+    r"\nicefrac": r"\frac",
+    r"\sfrac": r"\frac",
     r"\dbinom": r"\binom",
     r"\tbinom": r"\binom",
     r"\leq": r"\le",
@@ -73,22 +75,25 @@ SIGNS = {
     "²": "^2",
     "³": "^3",
     "½": r"\frac{1}{2}",
+    "¼": r"\frac{1}{4}",
+    "¾": r"\frac{3}{4}",
     "\u00a0": " ",
 }
 """Signs outside ASCII, and the commands that they stand for."""
 
 LOOKS = re.compile(
     r"""(?<!\\)\\(?: [,!;:>\s] | (?:quad|qquad|displaystyle|textstyle|limits|left\s*\.|right\s*\.|left|right|middle
-    |[bB]igg?[lrm]?|rm|bf|it|tt|sf|hfill|boxed|fbox|thinspace|hspace\{[^{}]*\}|phantom\{[^{}]*\}|strut)(?![A-Za-z]) )
+    |[bB]igg?[lrm]?|rm|bf|it|tt|sf|hfill|boxed|fbox|thinspace|hspace\{[^{}]*\}|phantom\{[^{}]*\}|strut
+    |tiny|small|large|Large|LARGE|huge|Huge|underline|(?:text)?color\{[^{}]*\})(?![A-Za-z]) )
     |\$|~|(?<!\\)\\[\[\]()]""",
     re.VERBOSE,
 )
 """What only concerns looks. `\\$` is not in it: it says dollars."""
 
 GAP = r"\s*(?:\{,\}|,\s*\\!|\\!\s*,|\\,|\\!|\\ |~|\s)\s*"
-GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{GAP}\d{{3}})+(?!\d)")
-"""Digits in threes, with a mark between them that is no comma of a list."""
-COMMAS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d])")
+GROUPED = re.compile(rf"(?<![\d.])(?<!(?<!\\),)\d{{1,3}}(?:{GAP}\d{{3}})+(?!\d)")
+"""Digits in threes, with a mark between them that is no comma of a list. A `\\,` before them is a space."""
+COMMAS = re.compile(r"(?<![\d.])(?<!(?<!\\),)\d{1,3}(?:,\d{3})+(?![\d])")
 
 REPEATING = re.compile(r"(\d*)\.(\d*)\s*\\(?:overline|bar)\s*\{(\d+)\}")
 
@@ -97,10 +102,18 @@ sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log l
 """
 FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 TEXT = re.compile(
-    r"\\(?:text|mbox|textrm|textbf|textit|textnormal|textsf|texttt|textup|mathrm|mathsf|operatorname\*?)\s*\{([^{}]*)\}"
+    r"\\(?:text|mbox|textrm|textbf|textit|textnormal|textsf|texttt|textup|emph|mathrm|mathsf|operatorname\*?)\s*\{([^{}]*)\}"
 )
-BOLD = re.compile(r"\\(?:mathbf|mathit|boldsymbol|bm|bold)\s*(?=\{)")
+BOLD = re.compile(r"\\(?:mathbf|mathit|mathtt|boldsymbol|bm|bold)\s*(?=\{)")
 """Fonts of letters and digits, which stay what they are."""
+INFIX = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
+SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE](\d+)(?!\w)")
+UNIT_FRACTION = re.compile(
+    r"\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}"
+)
+LINE_BREAK = re.compile(r"\\\\\[\s*-?[\d.]+\s*[a-z]{2}\s*\]")
+ARGUMENT = re.compile(r"\s*(?:\\left)?\s*(?:[(\[{|^_A-Za-z\d]|\\(?!text|mathrm|mbox)[A-Za-z{])")
+"""What may follow the name of a function."""
 TOKEN = re.compile(
     r"\\(?:text|begin|end|mathbb|mathcal)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]|\S", re.DOTALL
 )
@@ -121,6 +134,11 @@ def tokenize(text: str) -> list[str]:
         text = text.replace(sign, command)
     if r"\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)  # a backslash escaped once too often
+    text = re.sub(r"(?<!\\)\\$", "", text)  # of a `\ ` whose space was cut off
+    text = LINE_BREAK.sub(r"\\\\", text).replace("**", "^")
+    text = INFIX.sub(_infix, text)
+    text = SCIENTIFIC.sub(r"(\1 \\cdot 10^{\2})", text)
+    text = UNIT_FRACTION.sub(r"\\text{\1/\2}", text)
     text = GROUPED.sub(lambda match: re.sub(r"\D", "", match.group()), text)
     text = _join_thousands(text)
     text = REPEATING.sub(_repeating_decimal, text)
@@ -130,9 +148,28 @@ def tokenize(text: str) -> list[str]:
     place = 0
     for match in TEXT.finditer(text):
         tokens += _tokenize_mathematics(text[place : match.start()])
-        tokens += _tokenize_text(match.group(1))
+        has_argument = ARGUMENT.match(text, match.end()) is not None
+        tokens += _tokenize_text(match.group(1), has_argument)
         place = match.end()
-    return tokens + _tokenize_mathematics(text[place:])
+    tokens += _tokenize_mathematics(text[place:])
+    return _with_upright_letters(tokens)
+
+
+def _infix(match: re.Match[str]) -> str:
+    command = {"over": r"\frac", "choose": r"\binom"}[match.group(2)]
+    return f"{{{command}{{{match.group(1)}}}{{{match.group(3)}}}}}"
+
+
+def _with_upright_letters(tokens: list[str]) -> list[str]:
+    r"""`2\mathrm{r}` is a product. Letters alone stay texts, since they may be choices, and those of units do."""
+    if all(token.startswith(r"\text{") for token in tokens):
+        return tokens
+    letters = []
+    for place, token in enumerate(tokens):
+        is_scale = r"\circ" in tokens[max(0, place - 2) : place] and token in (r"\text{C}", r"\text{F}")
+        is_letter = re.fullmatch(r"\\text\{[A-Za-z]\}", token) and not is_scale
+        letters.append(token[6:-1] if is_letter and known_unit(token[6:-1]) is None else token)
+    return letters
 
 
 def _join_thousands(text: str) -> str:
@@ -154,10 +191,12 @@ def _repeating_decimal(match: re.Match[str]) -> str:
     return rf"{{\frac{{{top}}}{{{'9' * len(period) + '0' * len(before)}}}}}"
 
 
-def _tokenize_text(content: str) -> list[str]:
+def _tokenize_text(content: str, has_argument: bool) -> list[str]:
     word = " ".join(content.split())
-    if word in FUNCTIONS:
+    if word in FUNCTIONS and (has_argument or known_unit(word) is None):  # alone, `min` is minutes
         return ["\\" + word]
+    if word == r"\dollar":
+        return [word]
     if word in ("e", "i"):  # upright constants; alone they are still letters
         return [word]
     return [rf"\text{{{word}}}"] if re.search(r"\w", word) else []
@@ -166,15 +205,20 @@ def _tokenize_text(content: str) -> list[str]:
 def _tokenize_mathematics(text: str) -> list[str]:
     text = OR.sub(r"\\text{\1}", text.strip())
     text = TRAILING_WORDS.sub(_unit_as_text, text)
-    text = SPELLED.sub(r"\\\1 ", text)
+    text = SPELLED.sub(r"\\\1 ", text) if r"\text{" not in text else _spelled_outside_texts(text)
     return [SYNONYMS.get(token, token) for token in TOKEN.findall(text)]
+
+
+def _spelled_outside_texts(text: str) -> str:
+    pieces = re.split(r"(\\text\{[^{}]*\})", text)
+    return "".join(piece if piece.startswith(r"\text") else SPELLED.sub(r"\\\1 ", piece) for piece in pieces)
 
 
 def _unit_as_text(match: re.Match[str]) -> str:
     """`5 cm` and `18 apples` have units; `5xyz` is a product, and so is `5m`."""
     words, exponent = match.groups()
     after_space = match.start() > 0 and match.string[match.start() - 1].isspace()
-    is_unit = known_unit(words) is not None or (after_space and len(words.split()[0]) >= 5)
+    is_unit = known_unit(words) is not None or (after_space and len(words.split()[0]) >= 4)
     return rf"\text{{{words}}}{exponent}" if is_unit else match.group()
 
 

@@ -38,6 +38,10 @@ def judge(answer: str, gold: str) -> Verdict:
         right = is_same(expected, read(answer))
     except (Unreadable, RecursionError) as error:
         return Verdict(0.0, answer, f"not understood: {error}")
+    except MemoryError:
+        raise  # of the worker, which is replaced
+    except Exception as error:  # sympy raises what it likes, and an answer must not end what grades it
+        return Verdict(0.0, answer, f"not understood: {type(error).__name__} while computing")
     return Verdict(1.0, answer, f"equal to {plain}") if right else Verdict(0.0, answer, f"not equal to {plain}")
 
 
@@ -56,6 +60,8 @@ def _read_gold(gold: str) -> Answer:
     try:
         answer = read(plain)
         is_same(answer, read("0"))  # what cannot be compared at all shows here, not when a completion would pay for it
-    except (Unreadable, RecursionError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # of this package or of sympy
         raise GradingError(f"the gold answer {plain!r} is not understood: {error}") from error
     return answer
