@@ -80,7 +80,10 @@ def grader() -> Iterator[CodeGrader]:
         "print(sum(T(4).map(int, [input(), input()])))",
         "import subprocess\nprint(int(subprocess.check_output(['expr', input(), '+', input()])))",
         "import sys\nprint('so far so good', file=sys.stderr)\nprint(int(input()) + int(input()))",
-        "import concurrent.futures, threading, time\nbarrier = threading.Barrier(30)\n"
+        "import threading, time\ndef f():\n  while time.process_time() < .4: pass\n"
+        "ts = [threading.Thread(target=f) for _ in range(3)]\nfor t in ts: t.start()\n"
+        "print(int(input()) + int(input()))",
+        "import concurrent.futures, threading\nbarrier = threading.Barrier(30)\n"
         "with concurrent.futures.ThreadPoolExecutor(30) as pool: list(pool.map(lambda _: barrier.wait(), range(30)))\n"
         "print(int(input()) + int(input()))",
         "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"

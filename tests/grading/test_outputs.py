@@ -69,6 +69,7 @@ def test_outputs_that_are_the_same(got: str, expected: str) -> None:
         ("5", "+5"),
         ("0.5", "00.5"),
         ("0", "9.9e-7"),
+        ("0", "."),
         ("-9e-7", "9e-7"),
         ("0.0", "0.0000004"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from oapl.grading.code.programs import last_program
@@ -40,6 +42,12 @@ def test_what_only_resembles_python_is_another_language(language: str) -> None:
 @pytest.mark.parametrize("after", ["<|im_end|>", " done", "  ", ".", "</answer>"])
 def test_text_may_follow_a_closing_fence(after: str) -> None:
     assert last_program(f"```python\nprint(1)\n```{after}\nSo it is.") == ("print(1)", "")
+
+
+def test_a_fence_with_endless_blanks_takes_no_time() -> None:
+    start = time.perf_counter()
+    assert last_program("```" + " " * 1_000_000 + "x\n" * 2) == NO_BLOCK
+    assert time.perf_counter() - start < 2
 
 
 def test_fences_in_a_docstring_do_not_close_the_block() -> None:

@@ -136,7 +136,7 @@ EXCESSES = {
     "memory step by step": ("x = []\nwhile True: x.append(bytearray(10**6))", "200 MB|MemoryError"),
     "memory of many processes": (
         "import os, time\nfor _ in range(8):\n  if os.fork() == 0: x = b'x' * 60_000_000; break\ntime.sleep(9)",
-        "200 MB",
+        "200 MB|one core",
     ),
     "memory that is shared": (
         "import mmap\nm = mmap.mmap(-1, 3 * 10**8)\nm.write(b'x' * len(m))\nwhile True: pass",
@@ -338,16 +338,15 @@ def test_no_harm_is_done_by_a_right_program_that(name: str, grader: CodeGrader) 
     assert verdict.reward == 1.0, verdict.reason
 
 
-def test_a_program_with_many_busy_processes_is_ended_before_its_neighbour_runs_out_of_time() -> None:
+def test_programs_with_many_busy_processes_are_ended_before_their_neighbour_runs_out_of_time() -> None:
     """Each in a session of its own, which the kernel gives as much time as the neighbour's whole sandbox."""
     hostile = "import os\nfor _ in range(30):\n  if os.fork() == 0: os.setsid(); break\nwhile True: pass"
-    honest = "import time\nwhile time.process_time() < 1: pass\nprint(int(input()) + 1)"
+    honest = "import time\nwhile time.process_time() < 1.5: pass\nprint(int(input()) + 1)"
     grader = CodeGrader(2)
-    ended, beside = grader.grade(
-        [f"```\n{program}\n```" for program in (hostile, honest)], Tests("stdin", (("2", "3"),))
-    )
+    programs = [honest, *(f"# {number}\n{hostile}" for number in range(3))]
+    beside, *ended = grader.grade([f"```\n{program}\n```" for program in programs], Tests("stdin", (("2", "3"),)))
     grader.close()
-    assert ended.reason == "test 1 of 1: used more than one core"
+    assert {verdict.reason for verdict in ended} == {"test 1 of 1: used more than one core"}
     assert beside.reward == 1.0, beside.reason
 
 

@@ -101,7 +101,7 @@ def judge(program: str, tests: Tests, limits: Limits, stop: threading.Event | No
     num_tests = len(tests.cases)
     if tests.kind == "check":
         for checks, _ in tests.cases:
-            prove_checks(checks, limits)
+            prove_checks(checks, limits, stop)
     with Sandbox(program, tests.kind, tests.fn_name, limits, stop) as sandbox:
         deadline = time.monotonic() + limits.total_timeout_s
         for number, (given, expected) in enumerate(tests.cases, 1):
@@ -117,9 +117,9 @@ def judge(program: str, tests: Tests, limits: Limits, stop: threading.Event | No
 
 
 @lru_cache(maxsize=4096)
-def prove_checks(checks: str, limits: Limits) -> None:
+def prove_checks(checks: str, limits: Limits, stop: threading.Event | None) -> None:
     """Raises GradingError where a problem's checks fail without any program: that is no program's fault."""
-    with Sandbox(DEFINES_CHECK.format(checks), "stdin", "", limits) as sandbox:
+    with Sandbox(DEFINES_CHECK.format(checks), "stdin", "", limits, stop) as sandbox:
         outcome = sandbox.run(b"", output_limit=FREE_OUTPUT_BYTES, timeout_s=limits.timeout_s)
     if fault := how_it_ended(outcome, limits, limits.timeout_s):
         raise GradingError(f"the problem's checks do not define `check`, whatever the program: {fault}")

@@ -18,7 +18,7 @@ from typing import Any
 
 TOLERANCE = Decimal("1e-6")
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
-EXPECTED_NUMBER = re.compile(r"-?(0|[1-9]\d*|(?=\.))(\.\d*)?([eE][+-]?\d{1,6})?", re.ASCII)
+EXPECTED_NUMBER = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
 WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 CONTEXT = Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 LONGEST_INT = 4000  # digits that Python converts without being told to

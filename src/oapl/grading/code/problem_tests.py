@@ -102,12 +102,10 @@ def _deepcoder(value: Any) -> Tests:
         return _parallel(_demand_list(value["inputs"]), _demand_list(value["outputs"]), value.get("fn_name"))
     if _demand_list(value) and "testtype" in value[0]:
         return _typed(value, (_decoded(value[0].get("metadata") or "{}")).get("func_name"))
-    if value and _only({case.get("type", "stdin_stdout") for case in value}) == "function_call":
-        fn_name = _only({case["fn_name"] or "" for case in value})
-    elif value and value[0].get("type", "stdin_stdout") != "stdin_stdout":
-        raise ValueError(f"tests of an unknown type: {value[0]['type']}")
-    else:
-        fn_name = None
+    kind = _only({case.get("type", "stdin_stdout") for case in value} or {"stdin_stdout"})
+    if kind not in ("stdin_stdout", "function_call"):
+        raise ValueError(f"tests of an unknown type: {kind}")
+    fn_name = _only({case["fn_name"] or "" for case in value}) if kind == "function_call" else None
     return _parallel([case["input"] for case in value], [case["output"] for case in value], fn_name)
 
 
@@ -152,9 +150,9 @@ def _call(given: Any, expected: Any) -> tuple[str, str]:
 
 
 def _demand_list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         raise ValueError(f"not a list: {value!r:.80}")
-    return value
+    return list(value)
 
 
 def _demand_text(row: Mapping[str, Any], column: str) -> str:
@@ -182,7 +180,7 @@ def _json(value: Any) -> str:
     except ValueError:
         if isinstance(value, int):
             return str(Decimal(value))
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return f"[{', '.join(map(_json, value))}]"
         return f"{{{', '.join(f'{_json(str(key))}: {_json(item)}' for key, item in value.items())}}}"
 

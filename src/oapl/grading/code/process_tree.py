@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-TICKS = os.sysconf("SC_CLK_TCK")
 INODE_BYTES = 1024  # about what an empty file takes
 GONE = (FileNotFoundError, ProcessLookupError)  # a process may end between two looks at it
 
@@ -17,8 +17,8 @@ class Usage(NamedTuple):
     num_bytes: int
     """Of resident memory. What processes share counts once for each."""
     num_threads: int
-    cpu_s: float
-    """Of the processes there are, and of those that one of them has waited for. It sinks where nobody waits."""
+    num_ready: int
+    """Threads that are computing or could if a core were free."""
 
 
 def children(pid: int) -> list[int]:
@@ -31,18 +31,29 @@ def children(pid: int) -> list[int]:
 
 
 def measure(root: int) -> Usage:
-    num_bytes = num_threads = ticks = 0
+    num_bytes = num_threads = num_ready = 0
     waiting = [root]
     while waiting:
         pid = waiting.pop()
         waiting += children(pid)
         with suppress(*GONE):
-            # From the third field on, the state: the second, the program's name, may hold anything.
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-            ticks += sum(map(int, fields[11:15]))  # in user and kernel mode, its own and of those it waited for
-            num_threads += int(fields[17])
-            num_bytes += int(fields[21]) * PAGE_BYTES
-    return Usage(num_bytes, num_threads, ticks / TICKS)
+            of_process = _stat(Path(f"/proc/{pid}"))
+            num_bytes += int(of_process[21]) * PAGE_BYTES
+            num_threads += int(of_process[17])
+            threads = [of_process] if of_process[17] == b"1" else _stats_of_threads(pid)
+            num_ready += sum(thread[0] == b"R" for thread in threads)
+    return Usage(num_bytes, num_threads, num_ready)
+
+
+def _stats_of_threads(pid: int) -> Iterator[list[bytes]]:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(*GONE):
+            yield _stat(thread)
+
+
+def _stat(entry: Path) -> list[bytes]:
+    """The fields from the third on, the state. The second is the program's name, which may hold anything."""
+    return (entry / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def folder_bytes(pid: int, folders: tuple[str, ...]) -> int:

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field
 
 END_OF_THOUGHT = "</think>"
-FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<ticks>`{3,})[ \t]*(?P<info>.*?)\s*")
+FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<ticks>`{3,})(?P<info>.*)")
 PYTHON = re.compile(r"\{?\s*\.?py(thon)?[\d.]*(?![\w+-])", re.IGNORECASE)
 """What follows the fence of a program: `python`, `Python 3`, `py`, `{.python}`, `python run`, but no `pycon`."""
 WORD = re.compile(r"[\w{]")
@@ -26,7 +26,7 @@ class _Block:
         fence = FENCE.fullmatch(line)
         if fence is None or len(fence["indent"]) > self.indent or len(fence["ticks"]) < len(self.ticks):
             return False
-        return not WORD.match(line[fence.end("ticks") :])
+        return not WORD.match(fence["info"])
 
 
 def last_program(text: str, answer_after: str | None = None) -> tuple[str | None, str]:
@@ -60,7 +60,7 @@ def _blocks(text: str, end_of_thought: str | None) -> list[_Block]:
         if not is_open:
             fence = FENCE.fullmatch(line)
             if fence and "`" not in fence["info"]:
-                blocks.append(_Block(len(fence["indent"]), fence["ticks"], fence["info"]))
+                blocks.append(_Block(len(fence["indent"]), fence["ticks"], fence["info"].strip()))
                 is_open = True
         elif blocks[-1].closes(line):
             blocks[-1].closed, is_open = True, False

@@ -36,10 +36,14 @@ End = Literal["answered", "died", "time", "output", "memory", "processes", "cpu"
 
 HELLO_TIMEOUT_S = 30.0
 POLL_S = 0.025
-CORES = 1.5
-"""What a program may use for ever: one core, and what is measured wrongly or done by the harness."""
-CPU_SLACK_S = 1.0
-"""CPU time that a program may use beyond that. Neighbours, whose time is wall-clock time, lose no more than this."""
+READY_THREADS = 1.5
+"""How many a program may have for ever: one, and some of another that hands over to it.
+
+Those that are ready are counted and not the time that they got, as that is little where the machine is busy, which is
+where they take the most from their neighbours, whose time is wall-clock time.
+"""
+READY_SLACK_S = 2.0
+"""What a program may have beyond that, in threads times seconds: two threads for 4 s, ten for a quarter of a second."""
 STACK_MB = 512
 FOLDERS_MB = {"/tmp": 64, "/dev/shm": 64, "/run": 256}
 """What can be written to, and how much it holds. /run is for the test's input."""
@@ -115,7 +119,7 @@ class Sandbox:
         """`stop`, once set, ends what runs with a GradingError."""
         self.limits = limits
         self._stop = stop or threading.Event()
-        self._cpu_s = self._cpu_excess_s = 0.0
+        self._ready_excess_s = 0.0
         self._last_look = time.monotonic()
         self._inside: int | None = None
         """The namespace's first process, by its number outside, and a descriptor that stays its own."""
@@ -246,21 +250,22 @@ class Sandbox:
     def _excess(self) -> End | None:
         if self._inside is None:
             return None
-        num_bytes, num_threads, cpu_s = process_tree.measure(self._process.pid)
-        if self._uses_too_much_cpu(cpu_s):
-            return "cpu"
+        num_bytes, num_threads, num_ready = process_tree.measure(self._process.pid)
         num_bytes += process_tree.folder_bytes(self._inside, tuple(FOLDERS_MB))
         if num_bytes > self.limits.memory_mb << 20:
             return "memory"
-        return "processes" if num_threads > self.limits.num_processes + 4 else None  # two are bubblewrap and harness
+        if num_threads > self.limits.num_processes + 4:  # two are bubblewrap and harness
+            return "processes"
+        return "cpu" if self._are_too_many(num_ready) else None
 
-    def _uses_too_much_cpu(self, cpu_s: float) -> bool:
-        """A bucket that CPU time fills and wall-clock time empties, over all tests: idling saves nothing up."""
+    def _are_too_many(self, num_ready: int) -> bool:
+        """A bucket that runs over, through all tests of the program. Idling empties it but saves nothing up."""
         now = time.monotonic()
-        used_s = max(0.0, cpu_s - self._cpu_s) - CORES * (now - self._last_look)
-        self._cpu_excess_s = max(0.0, self._cpu_excess_s + used_s)
-        self._cpu_s, self._last_look = cpu_s, now
-        return self._cpu_excess_s > CPU_SLACK_S
+        since_s = min(now - self._last_look, 4 * POLL_S)  # one look that was late says little of the time before
+        excess_s = (num_ready - READY_THREADS) * since_s
+        self._ready_excess_s = max(0.0, self._ready_excess_s + excess_s)
+        self._last_look = now
+        return self._ready_excess_s > READY_SLACK_S
 
 
 def check() -> str:
