@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -77,6 +80,20 @@ def grader() -> Iterator[CodeGrader]:
         "print(sum(T(4).map(int, [input(), input()])))",
         "import subprocess\nprint(int(subprocess.check_output(['expr', input(), '+', input()])))",
         "import sys\nprint('so far so good', file=sys.stderr)\nprint(int(input()) + int(input()))",
+        "import threading, time\ndef f():\n  while time.process_time() < .4: pass\n"
+        "ts = [threading.Thread(target=f) for _ in range(3)]\nfor t in ts: t.start()\n"
+        "print(int(input()) + int(input()))",
+        "import concurrent.futures, threading\nbarrier = threading.Barrier(30)\n"
+        "with concurrent.futures.ThreadPoolExecutor(30) as pool: list(pool.map(lambda _: barrier.wait(), range(30)))\n"
+        "print(int(input()) + int(input()))",
+        "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "print(int(input()) + int(input()))",
+        "class Node:\n    value: int\n    next: 'Node'\nassert Node.__annotations__['value'] is int\n"
+        "print(int(input()) + int(input()))",
+        "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\nprint(int(input()) + int(input()))",
+        "print(sum(map(int, open('/dev/fd/0'))))",
+        "import os, socket\na, b = socket.socketpair()\na.send(b'3')\nassert b.recv(1) == b'3'\n"
+        "print(int(input()) + int(input()))",
         "open('x', 'x').write(input())\nprint(int(open('x').read()) + int(input()))",
         "import signal\nsignal.alarm(100)\nprint(int(input()) + int(input()))",
     ],
@@ -148,10 +165,117 @@ def check(candidate):
     assert [(verdict.reward, verdict.reason) for verdict in verdicts] == [
         (1.0, "passed 1 test"),
         (0.0, "test 1 of 1: ended with AssertionError"),
-        (0.0, "test 1 of 1: ended with RuntimeError: IndexError: list index out of range"),
+        (0.0, "test 1 of 1: ended with IndexError: list index out of range"),
         (0.0, "test 1 of 1: ended with RuntimeError: NameError: there is no function f"),
         (0.0, "test 1 of 1: ended with RuntimeError: SyntaxError: '(' was never closed (program.py, line 1)"),
     ]
+
+
+def test_checks_see_what_equals_a_plain_value_as_that(grader: CodeGrader) -> None:
+    checks = """
+def check(candidate):
+    assert candidate("counter") == {"a": 2}
+    assert candidate("default") == {"a": [1]}
+    assert candidate("tuple") == (1, 2)
+    assert candidate("enum") == 2 and candidate("text enum") == "red"
+    assert candidate("bool") is True
+    assert candidate("nested") == [{"a": 1}, {1: {2}}]
+    assert list(candidate("range")) == [0, 1, 2]
+    assert candidate("complex") == 1 + 2j
+"""
+    program = """
+import collections, enum
+class Two(enum.IntEnum): TWO = 2
+class Colour(str, enum.Enum): RED = "red"
+def f(name):
+    default = collections.defaultdict(list)
+    default["a"].append(1)
+    return {
+        "counter": collections.Counter("aa"), "default": default, "enum": Two.TWO, "text enum": Colour.RED,
+        "tuple": collections.namedtuple("P", "x y")(1, 2), "bool": 1 < 2, "range": range(3), "complex": 1 + 2j,
+        "nested": [collections.Counter("a"), collections.OrderedDict({1: {Two.TWO}})],
+    }[name]
+"""
+    assert grader.grade([block(program)], Tests("check", ((checks, ""),), "f"))[0].reason == "passed 1 test"
+
+
+def test_checks_see_exceptions_of_pythons_own_kinds(grader: CodeGrader) -> None:
+    checks = """
+def check(candidate):
+    for number, kind in enumerate((ValueError, KeyError, ZeroDivisionError, RuntimeError)):
+        try:
+            candidate(number)
+        except kind:
+            continue
+        assert False
+"""
+    program = (
+        "class Mine(ValueError): pass\n"
+        "def f(x):\n  if x == 0: raise Mine('no')\n  if x == 3: raise SystemExit(0)\n"
+        "  return {}[x] if x == 1 else 1 / 0"
+    )
+    loads_not = "raise ValueError('at once')"
+    verdicts = grader.grade([block(program), block(loads_not)], Tests("check", ((checks, ""),), "f"))
+    assert [verdict.reason for verdict in verdicts] == [
+        "passed 1 test",
+        "test 1 of 1: ended with RuntimeError: ValueError: at once",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ({"prompt": "", "test": "import nothing_like_it\ndef check(candidate): pass"}, "ModuleNotFoundError"),
+        ({"prompt": "", "test": "def check(candidate) pass"}, "SyntaxError"),
+        ({"prompt": "", "test": "def checks(candidate): pass"}, "NameError: there is no function check"),
+        ({"prompt": "Write a function that adds.", "test": "def check(candidate): pass"}, "SyntaxError"),
+    ],
+    ids=["module", "syntax", "name", "prose"],
+)
+def test_checks_that_fail_by_themselves_are_no_programs_fault(
+    row: dict[str, str], cause: str, grader: CodeGrader
+) -> None:
+    with pytest.raises(GradingError, match=f"the problem's checks do not define `check`.*{cause}"):
+        grader.grade([block("def f(): pass")], parse_tests({**row, "entry_point": "f"}))
+
+
+def test_closing_ends_what_runs_and_whoever_waits_is_told() -> None:
+    grader = CodeGrader(1, Limits(timeout_s=60.0))
+    programs = [block(f"import time\ntime.sleep({seconds})") for seconds in (50, 51)]  # the second waits for a worker
+    causes = []
+
+    def grade() -> None:
+        with pytest.raises(GradingError, match="the grader was closed") as raised:
+            grader.grade(programs, ADD)
+        causes.append(raised.value)
+
+    grader.start()
+    threads = [threading.Thread(target=grade) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)  # the first program is running by now
+    start = time.monotonic()
+    grader.close()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - start < 2
+    assert len(causes) == 2
+    with pytest.raises(GradingError, match="the grader was closed"):
+        grader.grade(programs, ADD)
+
+
+def test_without_descriptors_there_is_no_reward_and_none_is_lost(grader: CodeGrader) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for spare in range(0, 16, 3):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + spare, hard))
+        try:
+            with suppress(GradingError):  # with enough of them there is a verdict
+                assert grader.grade([block("print(3)")], ADD)[0].reward == 0.0
+                assert spare > 9
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_verdicts_keep_the_order_of_the_completions_and_equal_programs_have_one(grader: CodeGrader) -> None:
@@ -214,7 +338,7 @@ def test_calls_from_many_threads_do_not_mix(grader: CodeGrader) -> None:
 
 
 def test_the_verifier_names_the_python_that_runs_programs(grader: CodeGrader) -> None:
-    program = block("import platform\nprint('code/1+python-' + platform.python_version())")
+    program = block("import platform\nprint('code/2+python-' + platform.python_version())")
     assert grader.grade([program], Tests("stdin", (("", grader.verifier),)))[0].reward == 1.0
 
 
@@ -224,12 +348,14 @@ def test_the_order_of_a_set_does_not_change_from_run_to_run(grader: CodeGrader) 
     assert len(reasons) == 1
 
 
-def test_grading_leaves_no_descriptor_open(grader: CodeGrader) -> None:
+def test_grading_leaves_no_descriptor_open() -> None:
+    grader = CodeGrader(2, Limits(timeout_s=1.0))
     programs = [block(f"print({n})") for n in range(4)] + [block("import os\nos.kill(os.getpid(), 19)")]
     grader.grade(programs, ADD)
     before = sorted(os.listdir("/proc/self/fd"))
     grader.grade(programs, ADD)
     assert sorted(os.listdir("/proc/self/fd")) == before
+    grader.close()
 
 
 def test_a_program_that_could_not_even_be_started_is_not_judged() -> None:

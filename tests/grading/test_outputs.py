@@ -29,6 +29,13 @@ BIG = 10**30
         ("nan", "nan"),
         (f"{BIG}.0", f"{BIG}"),
         ("9" * 5000, "9" * 5000 + ".0"),
+        ("5e-7", "0"),
+        ("1e-7", "0.0"),
+        (".5", "0.5"),
+        ("0.5", ".5"),
+        ("1e-3", "0.001"),
+        ("0.000123456", "0.000123"),
+        ("0010", "0010"),
     ],
 )
 def test_outputs_that_are_the_same(got: str, expected: str) -> None:
@@ -57,6 +64,14 @@ def test_outputs_that_are_the_same(got: str, expected: str) -> None:
         ("１", "1"),
         ("True", "1"),
         ("0x1", "1"),
+        ("10", "0010"),
+        ("7", "-07"),
+        ("5", "+5"),
+        ("0.5", "00.5"),
+        ("0", "9.9e-7"),
+        ("0", "."),
+        ("-9e-7", "9e-7"),
+        ("0.0", "0.0000004"),
     ],
 )
 def test_outputs_that_differ(got: str, expected: str) -> None:

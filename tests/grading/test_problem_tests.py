@@ -61,13 +61,22 @@ def test_livecodebench_with_a_function() -> None:
         (PRIME, ADD),
         (PRIME_CALL, WRAPPED),
         (STDIN_CASES, ADD),
+        (lcb_cases(*ADD.cases, testtype="stdin_stdout"), ADD),
         (lcb_cases(("1\n2", "3"), ("5\n6", "11"), testtype="functional", metadata={"func_name": "add"}), ADD_CALL),
     ],
-    ids=["taco", "taco-lines", "taco-call", "primeintellect", "primeintellect-call", "lcbv5", "lcbv5-call"],
+    ids=["taco", "taco-lines", "taco-call", "primeintellect", "primeintellect-call", "lcbv5", "rllm", "lcbv5-call"],
 )
 def test_deepcoder(value: Any, tests: Tests, encode: Any) -> None:
     assert parse_tests({"problem": "Add.", "tests": encode(value)}) == tests
     assert parse_tests({"reward_model": {"style": "rule", "ground_truth": encode(value)}}) == tests
+
+
+def test_integers_of_any_length_can_be_read() -> None:
+    long = "9" * 5000
+    text = f'{{"inputs": [[{long}, {{"a": [1.5, "x", null]}}]], "outputs": [{long}], "fn_name": "f"}}'
+    assert parse_tests({"tests": text}) == Tests("call", ((f'[{long}, {{"a": [1.5, "x", null]}}]', long),), "f", True)
+    cases = lcb_cases((long, long), testtype="functional", metadata={"func_name": "f"})
+    assert parse_tests({"tests": cases}) == Tests("call", ((f"[{long}]", long),), "f")
 
 
 def test_humaneval_checks_may_use_what_the_prompt_defines() -> None:
@@ -116,6 +125,23 @@ class Executes:
         {"private_test_cases": packed(Executes())},
         {"reward_model": {}},
         {"entry_point": "f"},
+        {"prompt": None, "test": "def check(candidate): ...", "entry_point": "f"},
+        {"prompt": "", "test": None, "entry_point": "f"},
+        {"prompt": "", "test": "def check(candidate): ...", "entry_point": ""},
+        {"tests": {"inputs": [[1, 2]], "outputs": [3], "fn_name": ""}},
+        {"tests": lcb_cases(("1", "2"), testtype="functional", metadata={"func_name": ""})},
+        {"tests": lcb_cases(("1", "2"), testtype="interactive", metadata={"func_name": "f"})},
+        {"tests": [{"type": "function_call", "input": [1, 2], "output": [3]}]},
+        {"tests": [{"type": "function_call", "fn_name": None, "input": [1, 2], "output": [3]}]},
+        {"tests": [{"type": "interactive", "input": "1", "output": "2"}]},
+        {"tests": {"inputs": "12", "outputs": "34"}},
+        {"tests": {"inputs": {"a": "1"}, "outputs": {"a": "2"}}},
+        {"tests": {"inputs": [[["1"]]], "outputs": ["2"]}},
+        {"tests": {"inputs": ["1"], "outputs": [{"a": 1}]}},
+        {"tests": {"inputs": [None], "outputs": ["2"]}},
+        {"tests": {"inputs": ["1"], "outputs": [None]}},
+        {"tests": {"inputs": [[1]], "outputs": [None], "fn_name": "f"}},
+        {"tests": {"inputs": [None], "outputs": [1], "fn_name": "f"}},
     ],
 )
 def test_tests_that_cannot_be_read_are_refused(row: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ CHECKS = f"def check(candidate):\n    secret = {SECRET}\n    assert candidate(1)
 CHECKED = Tests("check", ((CHECKS, ""),), "f")
 MARK = "/tmp/written-by-a-hostile-program"
 
-CLONE, BPF = (56, 321) if platform.machine() == "x86_64" else (220, 280)
+CLONE, BPF, IO_SETUP = (56, 321, 206) if platform.machine() == "x86_64" else (220, 280, 0)
 LIBC = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
 
 ATTEMPTS = {
@@ -94,6 +94,16 @@ ATTEMPTS = {
         LIBC + "assert libc.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0",
         "AssertionError",
     ),
+    "the kernel's older rings": (
+        LIBC + f"assert libc.syscall({IO_SETUP}, 1, ctypes.byref(ctypes.c_long())) == 0",
+        "AssertionError",
+    ),
+    "a lock on a file of the host": (
+        "import fcntl, sys; fcntl.flock(open('/usr/bin/env'), fcntl.LOCK_SH)",
+        "PermissionError",
+    ),
+    "a pair of sockets of another kind": ("import socket; socket.socketpair(30)", "PermissionError"),
+    "limits of another process": ("import resource; resource.prlimit(1, resource.RLIMIT_CPU)", "PermissionError"),
     "a kernel program": (LIBC + f"assert libc.syscall({BPF}, 0, 0, 0) >= 0", "AssertionError"),
     "a huge file": ("open('x', 'wb').truncate(1 << 40)", "File too large"),
     "a full /tmp": ("open('x', 'wb').write(bytes(1 << 27))", "No space left"),
@@ -109,8 +119,11 @@ ATTEMPTS = {
 }
 
 EXCESSES = {
-    "a fork bomb": ("import os\nwhile True: os.fork()", "ended with|2 s"),
-    "a patient fork bomb": ("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", "2 s|processes"),
+    "a fork bomb": ("import os\nwhile True: os.fork()", "ended with|2 s|one core"),
+    "a patient fork bomb": (
+        "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
+        "2 s|processes|one core",
+    ),
     "zombies": ("import os\nwhile True:\n  if os.fork() == 0: os._exit(0)", "BlockingIOError"),
     "threads without end": (
         "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
@@ -123,7 +136,7 @@ EXCESSES = {
     "memory step by step": ("x = []\nwhile True: x.append(bytearray(10**6))", "200 MB|MemoryError"),
     "memory of many processes": (
         "import os, time\nfor _ in range(8):\n  if os.fork() == 0: x = b'x' * 60_000_000; break\ntime.sleep(9)",
-        "200 MB",
+        "200 MB|one core",
     ),
     "memory that is shared": (
         "import mmap\nm = mmap.mmap(-1, 3 * 10**8)\nm.write(b'x' * len(m))\nwhile True: pass",
@@ -254,16 +267,20 @@ def grader() -> Iterator[CodeGrader]:
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """After each test no process is in the namespace of one of its sandboxes, and nothing is on the host."""
     namespaces = []
+    held = ExitStack()  # a namespace that is held open keeps its number for itself
 
     class Watched(Sandbox):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            namespaces.append(os.readlink(f"/proc/{self._inside}/ns/pid"))
+            namespace = f"/proc/{self._inside}/ns/pid"
+            held.callback(os.close, os.open(namespace, os.O_RDONLY))
+            namespaces.append(os.readlink(namespace))
 
     monkeypatch.setattr(grading, "Sandbox", Watched)
     monkeypatch.setenv("OF_THE_RUN", "1")
-    yield
-    assert not set(namespaces) & set(all_namespaces())
+    with held:
+        yield
+        assert not set(namespaces) & set(all_namespaces())
     assert not Path(MARK).exists()
 
 
@@ -319,6 +336,18 @@ def test_no_reward_for_a_function_that(name: str, tests: Tests, grader: CodeGrad
 def test_no_harm_is_done_by_a_right_program_that(name: str, grader: CodeGrader) -> None:
     verdict = judged(grader, f"{RIGHT}\nimport sys; sys.stdout.flush()\n{HARMLESS[name]}", ADD_ONE)
     assert verdict.reward == 1.0, verdict.reason
+
+
+def test_programs_with_many_busy_processes_are_ended_before_their_neighbour_runs_out_of_time() -> None:
+    """Each in a session of its own, which the kernel gives as much time as the neighbour's whole sandbox."""
+    hostile = "import os\nfor _ in range(30):\n  if os.fork() == 0: os.setsid(); break\nwhile True: pass"
+    honest = "import time\nwhile time.process_time() < 1.5: pass\nprint(int(input()) + 1)"
+    grader = CodeGrader(2)
+    programs = [honest, *(f"# {number}\n{hostile}" for number in range(3))]
+    beside, *ended = grader.grade([f"```\n{program}\n```" for program in programs], Tests("stdin", (("2", "3"),)))
+    grader.close()
+    assert {verdict.reason for verdict in ended} == {"test 1 of 1: used more than one core"}
+    assert beside.reward == 1.0, beside.reason
 
 
 def test_who_looks_everywhere_does_find_what_is_there(grader: CodeGrader) -> None:

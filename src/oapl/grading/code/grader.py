@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 
 from oapl.errors import GradingError
 from oapl.grading.code.outputs import same_output, same_result
@@ -17,6 +19,11 @@ from oapl.types import Verdict
 
 SHOWN_CHARS = 80
 FREE_OUTPUT_BYTES = 1 << 20
+DEFINES_CHECK = """
+names = {{**globals(), "__name__": "checks"}}
+exec(compile({!r}, "checks.py", "exec"), names)
+if not callable(names.get("check")): raise NameError("there is no function check")
+"""
 
 
 class CodeGrader:
@@ -37,14 +44,16 @@ class CodeGrader:
         self.limits = limits or Limits()
         self.max_tests, self.answer_after = max_tests, answer_after
         self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="sandbox")
+        self._closed = threading.Event()
         self._verifier = ""
 
     def start(self) -> None:
         """Raises TaskError, with what to do, where this machine cannot run a sandbox."""
-        self._verifier = self._verifier or f"code/1+python-{check()}"
+        self._verifier = self._verifier or f"code/2+python-{check()}"
 
     def close(self) -> None:
-        """Returns when the programs at hand have been judged; those that wait are dropped."""
+        """Ends the programs at hand and drops those that wait. Whoever waits for them gets a GradingError."""
+        self._closed.set()
         self._workers.shutdown(cancel_futures=True)
 
     @property
@@ -55,25 +64,45 @@ class CodeGrader:
 
     def grade(self, texts: Sequence[str], tests: Tests) -> list[Verdict]:
         """One verdict a completion, in their order. Raises GradingError where the machinery fails, not a program."""
+        self._refuse_if_closed()
         self.start()
         if not tests.cases:
             raise GradingError("a problem without tests: nothing can be said of its completions")
         tests = tests.longest(self.max_tests)
         found = [last_program(text, self.answer_after) for text in texts]
         programs = dict.fromkeys(program for program, _ in found if program is not None)
-        waiting = {program: self._workers.submit(judge, program, tests, self.limits) for program in programs}
+        waiting: dict[str, Future[Verdict]] = {}
         try:
+            for program in programs:
+                waiting[program] = self._submit(program, tests)
             verdicts = {program: future.result() for program, future in waiting.items()}
+        except CancelledError:
+            self._refuse_if_closed()
+            raise
         finally:
             for future in waiting.values():
                 future.cancel()
         return [Verdict(0.0, None, reason) if program is None else verdicts[program] for program, reason in found]
 
+    def _submit(self, program: str, tests: Tests) -> Future[Verdict]:
+        try:
+            return self._workers.submit(judge, program, tests, self.limits, self._closed)
+        except RuntimeError:  # between two submissions another thread may have closed it
+            self._refuse_if_closed()
+            raise
 
-def judge(program: str, tests: Tests, limits: Limits) -> Verdict:
+    def _refuse_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise GradingError("the grader was closed")
+
+
+def judge(program: str, tests: Tests, limits: Limits, stop: threading.Event | None = None) -> Verdict:
     """Runs the tests in turn, up to the first that fails."""
     num_tests = len(tests.cases)
-    with Sandbox(program, tests.kind, tests.fn_name, limits) as sandbox:
+    if tests.kind == "check":
+        for checks, _ in tests.cases:
+            prove_checks(checks, limits, stop)
+    with Sandbox(program, tests.kind, tests.fn_name, limits, stop) as sandbox:
         deadline = time.monotonic() + limits.total_timeout_s
         for number, (given, expected) in enumerate(tests.cases, 1):
             data = given.encode("utf-8", "surrogatepass")  # which JSON may hold
@@ -87,6 +116,15 @@ def judge(program: str, tests: Tests, limits: Limits) -> Verdict:
     return Verdict(1.0, program, f"passed {num_tests} test{'s' * (num_tests > 1)}")
 
 
+@lru_cache(maxsize=4096)
+def prove_checks(checks: str, limits: Limits, stop: threading.Event | None) -> None:
+    """Raises GradingError where a problem's checks fail without any program: that is no program's fault."""
+    with Sandbox(DEFINES_CHECK.format(checks), "stdin", "", limits, stop) as sandbox:
+        outcome = sandbox.run(b"", output_limit=FREE_OUTPUT_BYTES, timeout_s=limits.timeout_s)
+    if fault := how_it_ended(outcome, limits, limits.timeout_s):
+        raise GradingError(f"the problem's checks do not define `check`, whatever the program: {fault}")
+
+
 def how_it_ended(outcome: Outcome, limits: Limits, timeout_s: float) -> str:
     """Nothing where the program ended in peace."""
     match outcome.end:
@@ -96,6 +134,8 @@ def how_it_ended(outcome: Outcome, limits: Limits, timeout_s: float) -> str:
             return f"took longer than {limits.timeout_s:g} s"
         case "memory":
             return f"used more than {limits.memory_mb} MB of memory"
+        case "cpu":
+            return "used more than one core"
         case "processes":
             return f"had more than {limits.num_processes} processes and threads"
         case "output":

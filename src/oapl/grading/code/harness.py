@@ -34,7 +34,12 @@ STAR_IMPORTED = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
     *("itertools", "functools", "operator", "io", "json", "typing"),
 )
-THREAD_STACK_BYTES = 64 << 20
+PLAIN_COLLECTIONS: tuple[type[Any], ...] = (list, tuple, set, frozenset)
+PLAIN_KINDS: dict[type[Any], Callable[[Any], Any]] = {
+    **{kind: kind for kind in (int, float, complex, bytes)},
+    str: str.__str__,  # `str` itself would name an enumeration's member
+}
+THREAD_STACK_BYTES = 16 << 20  # twice what is usual: all that may run fit into the address space
 
 Settings = dict[str, Any]
 
@@ -78,6 +83,7 @@ def serve(control: int) -> Callable[[], None]:
             child = os.fork()
             if child == 0:
                 return in_child(run_checks, checks, asks_out, answers_in)
+            del checks  # nor are they in that of a later one
             close(asks_out, answers_in)
         os.write(control, f"{end_of(child)}\n".encode())
 
@@ -168,7 +174,7 @@ def enter(name: str, names: dict[str, Any]) -> types.ModuleType:
     sys.argv = ["program.py"]
     module = types.ModuleType(name)
     module.__dict__.update(names)
-    module.__dict__["__builtins__"] = builtins
+    module.__dict__.update(__builtins__=builtins, __file__="program.py")
     sys.modules[name] = module
     return module
 
@@ -176,7 +182,7 @@ def enter(name: str, names: dict[str, Any]) -> types.ModuleType:
 def run_main(program: str, names: dict[str, Any], _function: str, _input: bytes) -> None:
     """As `python program.py < input`. The interpreter's own end would take longer than a small test, so it is here."""
     module = enter("__main__", names)
-    status = status_of(lambda: exec(compile(program, "program.py", "exec"), module.__dict__))
+    status = status_of(lambda: exec(compile(program, "program.py", "exec", dont_inherit=True), module.__dict__))
     threading._shutdown()  # type: ignore[attr-defined]  # waits for all threads but daemons
     atexit._run_exitfuncs()
     status = status_of(flush) or status
@@ -220,11 +226,11 @@ def answer_calls(program: str, names: dict[str, Any], function: str, asks: int, 
     """The program's side of a check: runs it, then calls its function with what the other side asks for."""
     silence(1)
     silence(2)
-    failure: BaseException | None = None
+    failure = ""
     try:
         call = load_function(program, names, function)
     except BaseException as error:
-        failure = error  # told at the first call
+        failure = f"{type(error).__name__}: {error}"  # told at each call
     with open(asks, "rb") as questions, open(answers, "wb") as replies:
         while True:
             try:
@@ -232,13 +238,29 @@ def answer_calls(program: str, names: dict[str, Any], function: str, asks: int, 
             except EOFError:
                 return
             try:
-                if failure:
-                    raise failure
-                reply = pickle.dumps((None, call(*arguments, **keywords)))
+                reply = failure, "", None
+                if not failure:
+                    reply = "", "", plain(call(*arguments, **keywords))
+                replies.write(pickle.dumps(reply))
             except BaseException as error:
-                reply = pickle.dumps((f"{type(error).__name__}: {error}", None))
-            replies.write(reply)
+                of_python = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+                replies.write(pickle.dumps((f"{type(error).__name__}: {error}", of_python, str(error))))
             replies.flush()
+
+
+def plain(value: Any) -> Any:
+    """What the other side can read, of what equals it: a Counter is a dict, and a named tuple a tuple."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    for kind in PLAIN_COLLECTIONS:
+        if isinstance(value, kind):
+            return kind(map(plain, value))
+    for kind, exactly in PLAIN_KINDS.items():
+        if isinstance(value, kind) and type(value) is not kind:
+            return exactly(value)
+    return value
 
 
 def run_checks(_program: str, names: dict[str, Any], function: str, checks: bytes, asks: int, answers: int) -> None:
@@ -253,32 +275,46 @@ def run_checks(_program: str, names: dict[str, Any], function: str, checks: byte
         pickle.dump((arguments, keywords), questions)
         questions.flush()
         try:
-            error, result = PlainUnpickler(replies).load()
+            fault, kind, result = PlainUnpickler(replies).load()
         except EOFError:
             raise RuntimeError("the program ended") from None
-        if error is not None:
-            raise RuntimeError(error)
+        if fault:
+            raise exception(fault, kind, result)
         return result
 
     namespace = {**names, "__name__": "checks"}
-    exec(compile(checks, "checks.py", "exec"), namespace)
+    exec(compile(checks, "checks.py", "exec", dont_inherit=True), namespace)
     namespace[function] = candidate  # some checks call the function by its name as well
     namespace["check"](candidate)
     os._exit(0)
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Numbers, strings, lists, tuples, dicts and sets, and nothing that has to be looked up or called."""
+    """Numbers, strings, lists, tuples, dicts, sets and ranges. Nothing else is looked up or called.
+
+    A class written in Python must not be among them: a pickle can set its attributes, `__eq__` for one.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in (("builtins", "range"), ("builtins", "complex")):
+            return getattr(builtins, name)
         raise pickle.UnpicklingError(f"the function's result holds a {module}.{name}")
+
+
+def exception(fault: str, kind: str, message: str) -> Exception:
+    """What a check may expect of a candidate: an exception of Python's own kinds, but none that ends a process."""
+    found = getattr(builtins, kind, None) if kind else None
+    if isinstance(found, type) and issubclass(found, Exception):
+        with suppress(TypeError):  # some kinds are not made of a message
+            return found(message)
+    return RuntimeError(fault)
 
 
 def load_function(program: str, names: dict[str, Any], name: str) -> Callable[..., Any]:
     """Runs the program, whose main guard does not fire. A method of a class `Solution` comes before a function."""
     module = enter("program", names)
     module.__dict__.pop(name, None)  # `add` of the prelude is not the program's
-    exec(compile(program, "program.py", "exec"), module.__dict__)
+    exec(compile(program, "program.py", "exec", dont_inherit=True), module.__dict__)
     solution = getattr(module, "Solution", None)
     holder = solution() if solution and hasattr(solution, name) else module
     if not hasattr(holder, name):

@@ -5,7 +5,8 @@ match if they are the same, or if both are numbers and near enough. Results of c
 
 Numbers are compared as decimals, exactly where the expected one is a whole number, however long, up to an absolute
 error of 1e-6 for what was computed in floating point; where it has a fraction or an exponent, up to a relative or
-absolute error of 1e-6. `nan` and `inf` are no numbers.
+absolute error of 1e-6, but never more than half of it: 0 is not 9.9e-7. `nan` and `inf` are no numbers, and neither is
+what is expected with zeros in front: `0010` is a code or a row of bits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 TOLERANCE = Decimal("1e-6")
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
+EXPECTED_NUMBER = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
 WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 CONTEXT = Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 LONGEST_INT = 4000  # digits that Python converts without being told to
@@ -51,7 +53,7 @@ def _same_line(got: str, expected: str) -> bool:
 def _same_word(got: str, expected: str) -> bool:
     if got == expected:
         return True
-    if not (NUMBER.fullmatch(got) and NUMBER.fullmatch(expected)):
+    if not (NUMBER.fullmatch(got) and EXPECTED_NUMBER.fullmatch(expected)):
         return False
     return _near(Decimal(got), Decimal(expected), whole=WHOLE.fullmatch(expected) is not None)
 
@@ -72,8 +74,11 @@ def _near(got: Decimal, expected: Decimal, whole: bool) -> bool:
         return True
     if not (got.is_finite() and expected.is_finite()):
         return False
-    scale = Decimal(1) if whole else max(Decimal(1), CONTEXT.abs(expected))
-    return CONTEXT.abs(CONTEXT.subtract(got, expected)) <= CONTEXT.multiply(TOLERANCE, scale)
+    size = CONTEXT.abs(expected)
+    allowed = TOLERANCE if whole else max(TOLERANCE, CONTEXT.multiply(TOLERANCE, size))
+    if size:
+        allowed = min(allowed, CONTEXT.multiply(size, Decimal("0.5")))
+    return CONTEXT.abs(CONTEXT.subtract(got, expected)) <= allowed
 
 
 def _parse(text: str) -> Any:

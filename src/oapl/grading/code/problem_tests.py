@@ -11,8 +11,9 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 from oapl.errors import TaskError
@@ -53,8 +54,10 @@ def parse_tests(row: Mapping[str, Any]) -> Tests:
         if "private_test_cases" in row or "public_test_cases" in row:
             tests = _livecodebench(row)
         elif "entry_point" in row:
-            checks = f"{row['prompt']}\n{row['test']}"  # which may use functions that the prompt defines
-            tests = Tests("check", ((checks, ""),), row["entry_point"])
+            prompt, test, function = (_demand_text(row, column) for column in ("prompt", "test", "entry_point"))
+            if not function.isidentifier():
+                raise ValueError(f"no function's name in column entry_point: {function!r:.80}")
+            tests = Tests("check", ((f"{prompt}\n{test}", ""),), function)  # checks may use what the prompt defines
         elif "reward_model" in row:
             tests = _deepcoder(_decoded(row["reward_model"])["ground_truth"])
         else:
@@ -96,11 +99,14 @@ class _StringUnpickler(pickle.Unpickler):
 def _deepcoder(value: Any) -> Tests:
     value = _decoded(value)
     if isinstance(value, Mapping):
-        return _parallel(value["inputs"], value["outputs"], value.get("fn_name"))
-    if value and "testtype" in value[0]:
+        return _parallel(_demand_list(value["inputs"]), _demand_list(value["outputs"]), value.get("fn_name"))
+    if _demand_list(value) and "testtype" in value[0]:
         return _typed(value, (_decoded(value[0].get("metadata") or "{}")).get("func_name"))
-    names = {case.get("fn_name") if case.get("type") == "function_call" else None for case in value}
-    return _parallel([case["input"] for case in value], [case["output"] for case in value], _only(names or {None}))
+    kind = _only({case.get("type", "stdin_stdout") for case in value} or {"stdin_stdout"})
+    if kind not in ("stdin_stdout", "function_call"):
+        raise ValueError(f"tests of an unknown type: {kind}")
+    fn_name = _only({case["fn_name"] or "" for case in value}) if kind == "function_call" else None
+    return _parallel([case["input"] for case in value], [case["output"] for case in value], fn_name)
 
 
 def _parallel(inputs: Sequence[Any], outputs: Sequence[Any], fn_name: str | None) -> Tests:
@@ -108,34 +114,75 @@ def _parallel(inputs: Sequence[Any], outputs: Sequence[Any], fn_name: str | None
     if fn_name is None:
         texts = [[_text(value) for value in column] for column in (inputs, outputs)]
         return Tests("stdin", tuple(zip(*texts, strict=True)))
-    cases = tuple(_call(given, expected) for given, expected in zip(inputs, outputs, strict=True))
-    return Tests("call", cases, fn_name, wrapped=True)
+    return _calls(zip(inputs, outputs, strict=True), fn_name, wrapped=True)
 
 
 def _typed(cases: Sequence[Mapping[str, Any]], fn_name: str | None) -> Tests:
     """LiveCodeBench: each test says how it is run; arguments and results are JSON, an argument a line."""
-    if not cases or _only({case["testtype"] for case in cases}) == "stdin":
+    testtype = _only({case["testtype"] for case in cases}) if cases else "stdin"
+    if testtype in ("stdin", "stdin_stdout"):  # the latter is what the converters of rllm and verl write
         return Tests("stdin", tuple((_text(case["input"]), _text(case["output"])) for case in cases))
-    if not fn_name:
-        raise ValueError("tests of a function without its name")
-    return Tests("call", tuple(_call(case["input"], case["output"]) for case in cases), fn_name)
+    if testtype != "functional":
+        raise ValueError(f"tests of an unknown type: {testtype}")
+    return _calls([(case["input"], case["output"]) for case in cases], fn_name)
 
 
 def _text(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    lines = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(line, str | int | float) for line in lines):
+        raise ValueError(f"input or output that is neither text nor lines: {value!r:.80}")
+    return "\n".join(map(str, lines))
+
+
+def _calls(pairs: Iterable[tuple[Any, Any]], fn_name: Any, wrapped: bool = False) -> Tests:
+    if not (isinstance(fn_name, str) and fn_name):
+        raise ValueError("tests of a function without its name")
+    return Tests("call", tuple(_call(given, expected) for given, expected in pairs), fn_name, wrapped)
 
 
 def _call(given: Any, expected: Any) -> tuple[str, str]:
     """Arguments and result. Arguments as text are JSON, one a line, and the result is then JSON as well."""
+    if expected is None:  # a missing value, or a result that a function gives which only ends
+        raise ValueError("a test without a result")
     if isinstance(given, str):
-        given, expected = [json.loads(line) for line in given.split("\n") if line.strip()], _decoded(expected)
-    if not isinstance(given, list):
-        raise ValueError(f"arguments that are no list: {given!r:.80}")
-    return json.dumps(given), json.dumps(expected)
+        given, expected = [_decoded(line) for line in given.split("\n") if line.strip()], _decoded(expected)
+    return _json(_demand_list(given)), _json(expected)
+
+
+def _demand_list(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"not a list: {value!r:.80}")
+    return list(value)
+
+
+def _demand_text(row: Mapping[str, Any], column: str) -> str:
+    value = row[column]
+    if not isinstance(value, str):
+        raise ValueError(f"no text in column {column}: {value!r:.80}")
+    return value
 
 
 def _decoded(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str | bytes) else value
+    if not isinstance(value, str | bytes):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer of more digits than `int` reads, which Decimal does not mind
+        return json.loads(value, parse_int=lambda digits: int(Decimal(digits)))
+
+
+def _json(value: Any) -> str:
+    """`json.dumps`, of integers of any length."""
+    try:
+        return json.dumps(value)
+    except ValueError:
+        if isinstance(value, int):
+            return str(Decimal(value))
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(_json, value))}]"
+        return f"{{{', '.join(f'{_json(str(key))}: {_json(item)}' for key, item in value.items())}}}"
 
 
 def _only(values: set[Any]) -> Any:

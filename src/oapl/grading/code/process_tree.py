@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 INODE_BYTES = 1024  # about what an empty file takes
 GONE = (FileNotFoundError, ProcessLookupError)  # a process may end between two looks at it
+
+
+class Usage(NamedTuple):
+    num_bytes: int
+    """Of resident memory. What processes share counts once for each."""
+    num_threads: int
+    num_ready: int
+    """Threads that are computing or could if a core were free."""
 
 
 def children(pid: int) -> list[int]:
@@ -20,17 +30,30 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def measure(root: int) -> tuple[int, int]:
-    """Bytes of resident memory, and the number of threads. What processes share counts once for each."""
-    num_bytes = num_threads = 0
+def measure(root: int) -> Usage:
+    num_bytes = num_threads = num_ready = 0
     waiting = [root]
     while waiting:
         pid = waiting.pop()
         waiting += children(pid)
         with suppress(*GONE):
-            num_bytes += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-            num_threads += len(os.listdir(f"/proc/{pid}/task"))
-    return num_bytes, num_threads
+            of_process = _stat(Path(f"/proc/{pid}"))
+            num_bytes += int(of_process[21]) * PAGE_BYTES
+            num_threads += int(of_process[17])
+            threads = [of_process] if of_process[17] == b"1" else _stats_of_threads(pid)
+            num_ready += sum(thread[0] == b"R" for thread in threads)
+    return Usage(num_bytes, num_threads, num_ready)
+
+
+def _stats_of_threads(pid: int) -> Iterator[list[bytes]]:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(*GONE):
+            yield _stat(thread)
+
+
+def _stat(entry: Path) -> list[bytes]:
+    """The fields from the third on, the state. The second is the program's name, which may hold anything."""
+    return (entry / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def folder_bytes(pid: int, folders: tuple[str, ...]) -> int:

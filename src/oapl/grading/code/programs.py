@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from dataclasses import dataclass, field
 
 END_OF_THOUGHT = "</think>"
-LANGUAGES = ("", "python", "python3", "py")
-"""What may follow an opening fence. Blocks of other languages are passed over."""
+FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<ticks>`{3,})(?P<info>.*)")
+PYTHON = re.compile(r"\{?\s*\.?py(thon)?[\d.]*(?![\w+-])", re.IGNORECASE)
+"""What follows the fence of a program: `python`, `Python 3`, `py`, `{.python}`, `python run`, but no `pycon`."""
+WORD = re.compile(r"[\w{]")
+
+
+@dataclass
+class _Block:
+    indent: int
+    ticks: str
+    info: str
+    lines: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    def closes(self, line: str) -> bool:
+        """No deeper than it opened, as a docstring may hold fences. Text may follow, but no language."""
+        fence = FENCE.fullmatch(line)
+        if fence is None or len(fence["indent"]) > self.indent or len(fence["ticks"]) < len(self.ticks):
+            return False
+        return not WORD.match(fence["info"])
 
 
 def last_program(text: str, answer_after: str | None = None) -> tuple[str | None, str]:
-    """The last fenced Python block, or None and the reason why there is no program.
+    """The last fenced block that names Python, else the last that names nothing; or None and the reason why not.
 
     `answer_after` is a text that a completion must hold; only what follows its last occurrence counts. Without it,
     what a completion says before `</think>`, if it has one, does not count.
     """
     if answer_after is not None and answer_after not in text:
         return None, f"no {answer_after}"
-    answer = text.rpartition(END_OF_THOUGHT if answer_after is None else answer_after)[2]
-    program: str | None = None
-    block: list[str] = []
-    fence, wanted = "", False
-    for line in answer.split("\n"):
-        bare = line.strip()
-        ticks = bare[: len(bare) - len(bare.lstrip("`"))]
-        if not fence and len(ticks) >= 3:
-            fence, block, wanted = ticks, [], bare[len(ticks) :].strip().lower() in LANGUAGES
-        elif fence and ticks == bare and len(ticks) >= len(fence):
-            program, fence = ("\n".join(block) if wanted else program), ""
-        elif fence:
-            block.append(line)
-    if fence and wanted:
-        return None, "the last block of code is cut off"
-    if program is None:
+    answer = text if answer_after is None else text.rpartition(answer_after)[2]
+    blocks = _blocks(answer, END_OF_THOUGHT if answer_after is None else None)
+    named = [block for block in blocks if PYTHON.match(block.info)]
+    candidates = named or [block for block in blocks if not block.info]  # beside a named one, a listing of its output
+    if not candidates:
         return None, "no block of code"
-    return textwrap.dedent(program), ""  # a block in a list is indented as a whole
+    block = candidates[-1]
+    if not block.closed:
+        return None, "the last block of code is cut off"
+    return textwrap.dedent("\n".join(block.lines)), ""  # a block in a list is indented as a whole
+
+
+def _blocks(text: str, end_of_thought: str | None) -> list[_Block]:
+    """Those after the end of thought. Within a block, which may print that tag, it ends one only on a new line."""
+    blocks: list[_Block] = []
+    is_open = False
+    for line in text.split("\n"):
+        if end_of_thought and end_of_thought in line and (not is_open or line.lstrip().startswith(end_of_thought)):
+            blocks, is_open = [], False
+            line = line.rpartition(end_of_thought)[2]
+        if not is_open:
+            fence = FENCE.fullmatch(line)
+            if fence and "`" not in fence["info"]:
+                blocks.append(_Block(len(fence["indent"]), fence["ticks"], fence["info"].strip()))
+                is_open = True
+        elif blocks[-1].closes(line):
+            blocks[-1].closed, is_open = True, False
+        else:
+            blocks[-1].lines.append(line)
+    return blocks

@@ -15,8 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -29,11 +31,19 @@ from oapl.grading.code.system_calls import filter_program
 
 Kind = Literal["stdin", "call", "check"]
 """How a program is tested: as one that reads and prints, by calls of a function, by code that checks a function."""
-End = Literal["answered", "died", "time", "output", "memory", "processes"]
+End = Literal["answered", "died", "time", "output", "memory", "processes", "cpu"]
 """How a test ended. Only `answered` leaves a sandbox that can take another; `died` is the end of the whole sandbox."""
 
 HELLO_TIMEOUT_S = 30.0
 POLL_S = 0.025
+READY_THREADS = 1.5
+"""How many a program may have for ever: one, and some of another that hands over to it.
+
+Those that are ready are counted and not the time that they got, as that is little where the machine is busy, which is
+where they take the most from their neighbours, whose time is wall-clock time.
+"""
+READY_SLACK_S = 2.0
+"""What a program may have beyond that, in threads times seconds: two threads for 4 s, ten for a quarter of a second."""
 STACK_MB = 512
 FOLDERS_MB = {"/tmp": 64, "/dev/shm": 64, "/run": 256}
 """What can be written to, and how much it holds. /run is for the test's input."""
@@ -50,6 +60,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # the order of a set must not decide a reward
     "OPENBLAS_NUM_THREADS": "1",  # a thread's stack counts as address space
     "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # else each thread reserves as much for what it allocates
 }
 REMEDY = (
     "Where user namespaces are disabled, root can enable them: sysctl -w user.max_user_namespaces=15000, on Debian "
@@ -89,32 +100,50 @@ class Outcome:
         return os.waitstatus_to_exitcode(int(self.answer.lstrip("+")))
 
 
+@contextmanager
+def _no_fault_of_the_program() -> Iterator[None]:
+    """What the host refuses, descriptors say, ends no program with a reward of 0."""
+    try:
+        yield
+    except OSError as error:
+        raise GradingError(f"the sandbox failed: {error}") from error
+
+
 class Sandbox:
     """One program in a sandbox of its own, from start to `close`. The thread that starts it has to outlive it."""
 
-    def __init__(self, program: str, kind: Kind, function: str, limits: Limits) -> None:
+    @_no_fault_of_the_program()
+    def __init__(
+        self, program: str, kind: Kind, function: str, limits: Limits, stop: threading.Event | None = None
+    ) -> None:
+        """`stop`, once set, ends what runs with a GradingError."""
         self.limits = limits
+        self._stop = stop or threading.Event()
+        self._ready_excess_s = 0.0
+        self._last_look = time.monotonic()
         self._inside: int | None = None
         """The namespace's first process, by its number outside, and a descriptor that stays its own."""
         self._handle = -1
         self._has_run = False
-        (job, self._job), (self._output, output), (self._error, error), (self._control, control) = _pipes()
-        filter_in, filter_out = os.pipe()
-        os.write(filter_out, filter_program())
+        pipes = _pipes(5)
+        (job, self._job), (self._output, output), (self._error, error), (self._control, control), filters = pipes
         try:
+            for descriptor in (self._job, self._output, self._error, self._control):
+                os.set_blocking(descriptor, False)
+            os.write(filters[1], filter_program())
             self._process = subprocess.Popen(
-                [*confined(filter_in), *_harness(control)],
+                [*confined(filters[0]), *_harness(control)],
                 stdin=job,
                 stdout=output,
                 stderr=error,
-                pass_fds=(filter_in, control),
+                pass_fds=(filters[0], control),
                 start_new_session=True,  # Ctrl-C is for the run
             )
-        except OSError as error_at_start:
+        except BaseException:
             _close(self._job, self._output, self._error, self._control)
-            raise GradingError(f"the sandbox did not start: {error_at_start}") from error_at_start
+            raise
         finally:
-            _close(job, output, error, control, filter_in, filter_out)
+            _close(job, output, error, control, *filters)
         try:
             self.python_version = self._hello(kind, function)
         except BaseException:
@@ -128,6 +157,7 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @_no_fault_of_the_program()
     def run(self, *inputs: bytes, output_limit: int, timeout_s: float) -> Outcome:
         """One test. A check takes two inputs, of which the first only starts the program.
 
@@ -184,6 +214,8 @@ class Sandbox:
         poll.register(self._job, select.POLLOUT)
         end: End | None = None
         while end is None:
+            if self._stop.is_set():
+                raise GradingError("the grader was closed")
             ready = {descriptor for descriptor, _ in poll.poll(POLL_S * 1000)}
             if self._job in ready and not self._send():
                 poll.unregister(self._job)
@@ -218,11 +250,22 @@ class Sandbox:
     def _excess(self) -> End | None:
         if self._inside is None:
             return None
-        num_bytes, num_threads = process_tree.measure(self._process.pid)
+        num_bytes, num_threads, num_ready = process_tree.measure(self._process.pid)
         num_bytes += process_tree.folder_bytes(self._inside, tuple(FOLDERS_MB))
         if num_bytes > self.limits.memory_mb << 20:
             return "memory"
-        return "processes" if num_threads > self.limits.num_processes + 4 else None  # two are bubblewrap and harness
+        if num_threads > self.limits.num_processes + 4:  # two are bubblewrap and harness
+            return "processes"
+        return "cpu" if self._are_too_many(num_ready) else None
+
+    def _are_too_many(self, num_ready: int) -> bool:
+        """A bucket that runs over, through all tests of the program. Idling empties it but saves nothing up."""
+        now = time.monotonic()
+        since_s = min(now - self._last_look, 4 * POLL_S)  # one look that was late says little of the time before
+        excess_s = (num_ready - READY_THREADS) * since_s
+        self._ready_excess_s = max(0.0, self._ready_excess_s + excess_s)
+        self._last_look = now
+        return self._ready_excess_s > READY_SLACK_S
 
 
 def check() -> str:
@@ -252,7 +295,7 @@ def confined(filter_in: int) -> list[str]:
         *("--ro-bind", "/usr", "/usr"),
         *(word for folder in SYSTEM_FOLDERS for word in _show_folder(folder)),
         *(word for file in SYSTEM_FILES for word in ("--ro-bind-try", file, file)),
-        *("--tmpfs", "/dev", "--symlink", "/run/stdin", "/dev/stdin"),
+        *("--tmpfs", "/dev", "--symlink", "/run/stdin", "/dev/stdin", "--symlink", "/run/stdin", "/dev/fd/0"),
         *(word for device in DEVICES for word in ("--dev-bind", device, device)),
         *(word for path, mb in FOLDERS_MB.items() for word in ("--size", str(mb << 20), "--tmpfs", path)),
         *(("--ro-bind", prefix, prefix) if prefix else ()),
@@ -265,7 +308,8 @@ def confined(filter_in: int) -> list[str]:
 def _harness(control: int) -> list[str]:
     """Its source is in the command: where oapl is installed may be hidden from the sandbox."""
     interpreter, _ = _python_inside()
-    stack = f'ulimit -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'  # the main thread's: fixed when it starts
+    # The main thread's, fixed when it starts. The soft limit alone: many programs set both to unlimited.
+    stack = f'ulimit -S -s {STACK_MB << 10} 2>/dev/null; exec "$0" "$@"'
     return ["/bin/sh", "-c", stack, interpreter, "-s", "-P", "-B", "-c", _harness_source(), str(control)]
 
 
@@ -308,11 +352,15 @@ def _python_inside() -> tuple[str, str | None]:
     )
 
 
-def _pipes() -> list[tuple[int, int]]:
-    """Four pipes, the first to be written by us and the others to be read, without waiting."""
-    pipes = [os.pipe() for _ in range(4)]
-    for descriptor in (pipes[0][1], *(pipe[0] for pipe in pipes[1:])):
-        os.set_blocking(descriptor, False)
+def _pipes(number: int) -> list[tuple[int, int]]:
+    """All or none."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        for _ in range(number):
+            pipes.append(os.pipe())
+    except OSError:
+        _close(*(end for pipe in pipes for end in pipe))
+        raise
     return pipes
 
 

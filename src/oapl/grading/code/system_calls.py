@@ -43,11 +43,18 @@ REFUSED = {  # by the kernel's tables: x86_64, aarch64
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425),
+    "io_setup": (206, 0),
+    "flock": (73, 32),  # on files of the host, all of which can be opened for reading
     "personality": (135, 92),
 }
 
+ALLOWED_FOR = {  # the one value of the first argument with which a call is not refused
+    "socketpair": ((53, 199), 1),  # AF_UNIX
+    "prlimit64": ((302, 261), 0),  # itself
+}
+
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER, ARCHITECTURE = 0, 4  # offsets in the kernel's struct seccomp_data
+NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in the kernel's struct seccomp_data
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE: the call fails with EPERM
 FOREIGN_NUMBERS = 0x40000000  # x86_64 has its x32 calls from here on
 
@@ -67,8 +74,20 @@ def filter_program(machine: str = platform.machine()) -> bytes:
         (JUMP_IF_EQUAL, 1, 0, ARCHITECTURES[machine]),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
+        *(line for numbers, value in ALLOWED_FOR.values() for line in _only_with(numbers[column], value)),
         *((test, len(numbers) - i, 0, number) for i, (test, number) in enumerate(zip(tests, numbers, strict=True))),
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, REFUSE),
     ]
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def _only_with(number: int, value: int) -> list[tuple[int, int, int, int]]:
+    """Passes on where the call is another one. It looks at the 32 bits that the kernel takes for the value."""
+    return [
+        (JUMP_IF_EQUAL, 0, 4, number),
+        (LOAD, 0, 0, ARGUMENT),
+        (JUMP_IF_EQUAL, 0, 1, value),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, REFUSE),
+    ]
