@@ -139,8 +139,9 @@ class CodeProblem:
     problem: str
     solution: str
     """Python that solves it: the expected outputs are what it gives."""
+    starter_code: str
+    """What it begins with."""
     fn_name: str = ""
-    starter_code: str = ""
     inputs: tuple[Any, ...] = ()
     """Text for standard input, or lists of arguments."""
 
@@ -220,10 +221,10 @@ def code_problem(kind: str, task: str, expression: str, draw: random.Random) -> 
         arguments, told = ARGUMENTS[kind]
         head = f"def solve({arguments}):"
         told = f"{told} {task}".replace("Print ", "Return ").replace("print ", "return ")
-        problem = CodeProblem(told, f"{head}\n    return {expression}\n", "solve", head)
+        problem = CodeProblem(told, f"{head}\n    return {expression}\n", head, "solve")
     else:
         told, program = INPUTS[kind]
-        problem = CodeProblem(f"{told} {task}", f"{program}\nprint({expression})\n")
+        problem = CodeProblem(f"{told} {task}", f"{program}\nprint({expression})\n", starter_code=program)
     while len(set(map(str, problem.outputs))) < 2:  # which a program that knows the one output would pass
         cases = [arguments_of(kind, draw) for _ in range(TESTS_A_PROBLEM)]
         inputs = cases if problem.fn_name else [as_text(kind, case) for case in cases]
