@@ -1,14 +1,14 @@
-"""The recipes of the paper's experiments run as they are written, on a model of the same architecture that fits a test."""
+"""The recipes of the paper's experiments run, on a model of the same architecture that fits a test."""
 
 from __future__ import annotations
 
 import json
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -63,7 +63,7 @@ def words_of(task: str) -> list[str]:
 
 
 def make_model(folder: Path, shape: str, task: str) -> Path:
-    """Two layers of random weights in the architecture of the shape's config, with a tokenizer of bytes and whole answers."""
+    """Two layers of random weights in the shape's architecture, with a tokenizer of bytes and whole answers."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
