@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
+from typing import TypeVar
 
 from oapl.errors import GradingError
 from oapl.grading.code.outputs import same_output, same_result
@@ -19,6 +20,7 @@ from oapl.types import Verdict
 
 SHOWN_CHARS = 80
 FREE_OUTPUT_BYTES = 1 << 20
+Result = TypeVar("Result")
 DEFINES_CHECK = """
 names = {{**globals(), "__name__": "checks"}}
 exec(compile({!r}, "checks.py", "exec"), names)
@@ -73,8 +75,11 @@ class CodeGrader:
         programs = dict.fromkeys(program for program, _ in found if program is not None)
         waiting: dict[str, Future[Verdict]] = {}
         try:
+            if tests.kind == "check" and programs:
+                for checks, _ in tests.cases:
+                    self._submit(prove_checks, checks).result()
             for program in programs:
-                waiting[program] = self._submit(program, tests)
+                waiting[program] = self._submit(judge, program, tests)
             verdicts = {program: future.result() for program, future in waiting.items()}
         except CancelledError:
             self._refuse_if_closed()
@@ -84,9 +89,9 @@ class CodeGrader:
                 future.cancel()
         return [Verdict(0.0, None, reason) if program is None else verdicts[program] for program, reason in found]
 
-    def _submit(self, program: str, tests: Tests) -> Future[Verdict]:
+    def _submit(self, act: Callable[..., Result], *arguments: object) -> Future[Result]:
         try:
-            return self._workers.submit(judge, program, tests, self.limits, self._closed)
+            return self._workers.submit(act, *arguments, self.limits, self._closed)
         except RuntimeError:  # between two submissions another thread may have closed it
             self._refuse_if_closed()
             raise
@@ -99,9 +104,6 @@ class CodeGrader:
 def judge(program: str, tests: Tests, limits: Limits, stop: threading.Event | None = None) -> Verdict:
     """Runs the tests in turn, up to the first that fails."""
     num_tests = len(tests.cases)
-    if tests.kind == "check":
-        for checks, _ in tests.cases:
-            prove_checks(checks, limits, stop)
     with Sandbox(program, tests.kind, tests.fn_name, limits, stop) as sandbox:
         deadline = time.monotonic() + limits.total_timeout_s
         for number, (given, expected) in enumerate(tests.cases, 1):
