@@ -116,8 +116,10 @@ _GREEK = rf"\\(?:{'|'.join(sorted(GREEK, key=len, reverse=True))})"
 _CALLED = rf"(?:[fghpqrsuvwA-Z]|{_GREEK}|{_TEXT}){_MARKS}(?:\^\{{?-1\}}?)?"
 CALL = re.compile(rf"({_CALLED})(?:\(([^()<>]*)\)|\[([^\[\]<>]*)\])")
 """`f(x)`, `f^{-1}(2)`, `P(X=2)`, `E[X]`. `x(x+1)` is a product."""
-SIZE = re.compile(r"\|(?:[A-Z]|\\cup|\\cap)+\||\[[A-Z]{3,}\]")
-"""The number of a set's elements, and the area `[ABC]`."""
+FUNCTION_OF_ONE = re.compile(r"([a-z])\(([ntx])\)")
+"""`a(n)`, `y(x)`."""
+SIZE = re.compile(r"\|(?:[A-Z]|\\cup|\\cap|\\vec\{[A-Za-z]+\})+\||\[[A-Z]{3,}\]")
+"""The number of a set's elements, the length of a segment or vector, and the area `[ABC]`."""
 TUPLE_OF_NAMES = re.compile(rf"\({_LETTER}(?:,{_LETTER})+\)")
 CHOICE = re.compile(r"(?:\(([A-E])\)|([A-E])\.)\s*(\S.*)?", re.DOTALL)
 REALS = frozenset(["all real numbers", "all reals", "the real numbers", "all real x", "all real values"])
@@ -326,6 +328,8 @@ def _name(tokens: list[str]) -> str:
     """The tokens as a name, such as `x`, `f(x)`, `\\angle ABC` or `(x,y)`; empty where they are none."""
     text = "".join(tokens)
     if NAME.fullmatch(text) or SIZE.fullmatch(text) or TUPLE_OF_NAMES.fullmatch(text):
+        return text
+    if (call := FUNCTION_OF_ONE.fullmatch(text)) and call.group(1) != call.group(2):
         return text
     call = CALL.fullmatch(text)
     inner = (call.group(2) or call.group(3) or "") if call else ""
