@@ -687,6 +687,10 @@ def test_named_coordinates_may_come_in_any_order(answer: str, gold: str):
 @wrong(
     ("1", "xy=1"),
     ("6", "xy = 6"),
+    ("6", "mn = 6"),
+    ("6", "p(q+1)=6"),
+    ("6", "A(B+C)=6"),
+    ("6", r"\alpha\beta = 6"),
     ("6", "x(x+1)=6"),
     ("2", "n(n-1)=2"),
     ("f=5", "f(2)=10"),
