@@ -529,6 +529,7 @@ def test_an_answer_without_a_value_where_the_gold_has_one_is_wrong(answer: str, 
     ("4 PM", "4:30 PM"),
     ("0.5", r"10:20 \text{ a.m.}"),
     ("4:00 AM", "4:00 PM"),
+    ("3:00", "3"),
 )
 def test_another_time_is_wrong(answer: str, gold: str):
     assert reward(answer, gold) == 0.0
@@ -574,6 +575,7 @@ def test_sets_of_sets_have_no_order(answer: str, gold: str):
     (r"\frac34\mathrm{R}", r"\frac34"),
     (r"\text{X}", "x"),
     (r"\text{E}", "e"),
+    (r"\text{I}", "i"),
 )
 def test_an_upright_letter_is_no_unit(answer: str, gold: str):
     assert reward(answer, gold) == 0.0
@@ -617,6 +619,7 @@ def test_words_that_change_a_value_are_no_unit(answer: str, gold: str):
 
 @right(
     (r"5 \text{ years old}", "5"),
+    (r"5 \text{ positive integers}", "5"),
     (r"5\text{ units}^2", "5"),
     (r"5 \text{ square units}", "5"),
     (r"\text{7 ways}", "7"),
@@ -684,6 +687,10 @@ def test_named_coordinates_may_come_in_any_order(answer: str, gold: str):
 @wrong(
     ("1", "xy=1"),
     ("6", "xy = 6"),
+    ("6", "mn = 6"),
+    ("6", "p(q+1)=6"),
+    ("6", "A(B+C)=6"),
+    ("6", r"\alpha\beta = 6"),
     ("6", "x(x+1)=6"),
     ("2", "n(n-1)=2"),
     ("f=5", "f(2)=10"),
@@ -704,6 +711,9 @@ def test_a_product_is_no_name(answer: str, gold: str):
     ("AB^2=42", "42"),
     (r"P(X=2)=\frac12", r"\frac12"),
     ("E[X]=5", "5"),
+    (r"|\vec{a}|=5", "5"),
+    ("a(n)=2^n", "2^n"),
+    ("x(t)=2t", "2t"),
     ("=5", "5"),
 )
 def test_an_equation_may_say_what_is_asked(answer: str, gold: str):

@@ -79,20 +79,23 @@ def _same_choice(gold: Answer, answer: Answer) -> bool:
 
 
 def _same_time(gold: Answer, answer: Answer) -> bool:
-    """With a.m. or p.m. left out, at most. `4:30` is read as a ratio, and `4` as a number."""
+    """With a.m. or p.m. left out, at most. `4:30` is read as a ratio, and the `4` of 4 p.m. as a number."""
     if isinstance(gold, Clock) and isinstance(answer, Clock):
         same_half = gold.half == answer.half or None in (gold.half, answer.half)
         return same_half and (gold.hour, gold.minute) == (answer.hour, answer.minute)
     clock, other = (gold, answer) if isinstance(gold, Clock) else (answer, gold)
-    return isinstance(clock, Clock) and isinstance(other, Value) and other.time == (clock.hour, clock.minute)
+    if not (isinstance(clock, Clock) and isinstance(other, Value)) or (
+        clock.half is None and other.expression.is_Integer
+    ):
+        return False
+    return other.time == (clock.hour, clock.minute)
 
 
 def _plain_words(answer: Answer) -> str | None:
     """Words without what does not matter. A letter may be a choice, so it counts as a word."""
     answer = _unnamed(answer)
     if isinstance(answer, Value) and (answer.expression.is_Symbol or answer.expression in (sympy.E, sympy.I)):
-        constants = {sympy.E: "e", sympy.I: "i"}
-        text = constants.get(answer.expression, str(answer.expression))
+        text = _letter(answer.expression)
     elif isinstance(answer, Words):
         text = answer.text
     else:
@@ -103,6 +106,12 @@ def _plain_words(answer: Answer) -> str | None:
     return text.removesuffix("s") if text.startswith("no ") else text
 
 
+def _letter(value: sympy.Expr) -> str:
+    """sympy writes its constants as `E` and `I`."""
+    constants = {sympy.E: "e", sympy.I: "i"}
+    return constants.get(value, str(value))
+
+
 def _same_words(gold: Answer, answer: Answer) -> bool:
     """A letter in mathematics is a variable or a choice: beside an upright one without brackets, its case counts."""
     if _plain_words(gold) is None or _plain_words(gold) != _plain_words(answer):
@@ -110,7 +119,7 @@ def _same_words(gold: Answer, answer: Answer) -> bool:
     gold, answer = _unnamed(gold), _unnamed(answer)
     words, other = (gold, answer) if isinstance(gold, Words) else (answer, gold)
     if isinstance(words, Words) and isinstance(other, Value) and len(words.text) == 1:
-        return words.text == ("e" if other.expression == sympy.E else str(other.expression))
+        return words.text == _letter(other.expression)
     return True
 
 

@@ -110,19 +110,21 @@ _TEXT = r"\\text\{[^{}]*\}"
 _MARKS = r"(?:_(?:\{[^{}]*\}|\w)|')*"
 _CAPITALS = rf"(?:[A-Z]{_MARKS}){{2,}}"
 _SINGLE = rf"(?:{_LETTER}|{_DECORATED}){_MARKS}"
-NAME = re.compile(rf"(?:m|{_TEXT})?(?:\\angle|\\triangle)?(?:{_CAPITALS}|{_SINGLE}|(?:{_TEXT}{_MARKS})+)")
+NAME = re.compile(rf"(?:m\\angle|(?:{_TEXT})?(?:\\angle|\\triangle)?)(?:{_CAPITALS}|{_SINGLE}|(?:{_TEXT}{_MARKS})+)")
 """`x`, `x_1`, `AB`, `\\angle ABC`, `\\text{Area}`. No product, as `xy` is: `xy = 6` does not say what xy is called."""
 _GREEK = rf"\\(?:{'|'.join(sorted(GREEK, key=len, reverse=True))})"
 _CALLED = rf"(?:[fghpqrsuvwA-Z]|{_GREEK}|{_TEXT}){_MARKS}(?:\^\{{?-1\}}?)?"
 CALL = re.compile(rf"({_CALLED})(?:\(([^()<>]*)\)|\[([^\[\]<>]*)\])")
 """`f(x)`, `f^{-1}(2)`, `P(X=2)`, `E[X]`. `x(x+1)` is a product."""
-SIZE = re.compile(r"\|(?:[A-Z]|\\cup|\\cap)+\||\[[A-Z]{3,}\]")
-"""The number of a set's elements, and the area `[ABC]`."""
+FUNCTION_OF_ONE = re.compile(r"([a-z])\(([ntx])\)")
+"""`a(n)`, `y(x)`."""
+SIZE = re.compile(r"\|(?:[A-Z]|\\cup|\\cap|\\vec\{[A-Za-z]+\})+\||\[[A-Z]{3,}\]")
+"""The number of a set's elements, the length of a segment or vector, and the area `[ABC]`."""
 TUPLE_OF_NAMES = re.compile(rf"\({_LETTER}(?:,{_LETTER})+\)")
 CHOICE = re.compile(r"(?:\(([A-E])\)|([A-E])\.)\s*(\S.*)?", re.DOTALL)
 REALS = frozenset(["all real numbers", "all reals", "the real numbers", "all real x", "all real values"])
 ALL_REALS = Group("()", (Value(-sympy.oo), Value(sympy.oo)))
-DOMAIN = re.compile(r"([A-Za-z])\\in(?:\\mathbb\{[NZRQC]\}|\\text\{[^{}]*\})")
+DOMAIN = re.compile(r"([A-Za-z])\\in\\mathbb\{[NZRQC]\}")
 CONDITION = re.compile(
     r"(?:\\text\{(?:for|where|all|any|every|real|positive|integers?|numbers?| )+\})+"
     r"(?:[A-Za-z](?:(?:\\ge|>|\\in)(?:\d+|\\mathbb\{[NZRQC]\}))?)?"
@@ -304,7 +306,7 @@ def _one(tokens: list[str]) -> Answer:
         return _bracketed(tokens)
     if tokens == [r"\emptyset"]:
         return Group("{}", ())
-    return _numeral(tokens) or _clock(tokens) or _tuple_or_point(tokens) or _value(tokens)
+    return _numeral(tokens) or _clock(tokens) or _point(tokens) or _value(tokens)
 
 
 def _words(text: str) -> Answer:
@@ -327,12 +329,17 @@ def _name(tokens: list[str]) -> str:
     text = "".join(tokens)
     if NAME.fullmatch(text) or SIZE.fullmatch(text) or TUPLE_OF_NAMES.fullmatch(text):
         return text
+    if (call := FUNCTION_OF_ONE.fullmatch(text)) and call.group(1) != call.group(2):
+        return text
     call = CALL.fullmatch(text)
-    inner = (call.group(2) or call.group(3) or "") if call else ""
-    return text if call and inner and (call.group(1) not in inner or len(inner) == 1) else ""
+    if call is None:
+        return ""
+    head, inner = call.group(1), call.group(2) or call.group(3) or ""
+    is_function = head[0] in "fghFGPE" or not {"+", "-"}.intersection(inner)  # p(q+1) is a product
+    return text if inner and is_function and (head not in inner or len(inner) == 1) else ""
 
 
-def _tuple_or_point(tokens: list[str]) -> Named | None:
+def _point(tokens: list[str]) -> Named | None:
     """`A(2, -3)`: a point with its name."""
     if not re.fullmatch("[A-Z]", tokens[0]) or tokens[1:2] != ["("] or closing_place(tokens, 1) != len(tokens) - 1:
         return None

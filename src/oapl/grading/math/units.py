@@ -57,6 +57,8 @@ perhaps unknown any other also another either both instead without
 """
 _MEANS_MORE = frozenset(_MORE.split())
 """Words that are no part of a unit: with one of them, a text says more than the number before it."""
+KINDS = re.compile(r"\b(?:positive |negative |even |odd |prime )+(?:integers|numbers|solutions|factors|divisors)\b")
+"""What is counted: `4 positive integers` is 4, `n even` is not n."""
 LONGEST_UNIT = 6
 """Words."""
 
@@ -89,6 +91,7 @@ def _simple_unit(words: str) -> str | None:
 def is_like_a_unit(words: str) -> bool:
     """Whether the words may follow a number without changing it, as `apples` or `square units` do."""
     words = re.sub(r"\bunits? ?(?:squared|cubed|\^\{?\d\}?)$", "units", words.lower().strip())
+    words = KINDS.sub("numbers", words)
     pieces = re.split(r"[\s/-]+", words.replace(".", " ").strip())
     return len(pieces) <= LONGEST_UNIT and all(
         re.fullmatch(r"[a-z]+(?:'[a-z]*)?", piece)
