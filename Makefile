@@ -11,8 +11,8 @@ quickstart: .venv/installed  ## train the countdown recipe and show what it lear
 
 vllm: .venv/installed-vllm  ## vLLM for a CPU into .venv, for engine.kind = "vllm"
 
-test: .venv/installed-dev  ## the tests that gate every change
-	$(BIN)/pytest
+test: .venv/installed-dev  ## the tests that gate every change, by file on two cores
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/installed-dev  ## the long proofs: 60 kills, the shipped model and the quickstart themselves
 	$(BIN)/pytest -m slow
