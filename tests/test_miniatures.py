@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from oapl.grading.problem_tests import parse_tests
 
 from make_miniature_data import code_problems, code_row, files, math_problems
 from oapl.cli import main
-from oapl.grading.code import CodeGrader
-from oapl.grading.pool import MathGrader
+from oapl.grading.code.grader import CodeGrader
+from oapl.grading.code.problem_tests import parse_tests
+from oapl.grading.math.grader import MathGrader
 from oapl.store.files import read_json
 
 ROOT = Path(__file__).parents[1]

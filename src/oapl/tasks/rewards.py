@@ -243,7 +243,7 @@ def checked_reward(value: Any, index: int, function: str) -> float:
     try:
         reward = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise GradingError(f"{function} returned {str(value)[:80]!r} for completion {index}: not a number") from None
+        raise GradingError(f"{function} returned {repr(value)[:80]} for completion {index}: not a number") from None
     if not abs(reward) <= LARGEST_REWARD:
         raise GradingError(f"{function} returned {reward} for completion {index}: not finite in float32")
     return reward
