@@ -17,7 +17,8 @@ import pytest
 from helpers import make_completion, make_group, make_round, make_shard
 from oapl.cli import main
 from oapl.config import TaskConfig, load_recipe
-from oapl.evaluation import majority, paired_test, read_scores
+from oapl.diagnostics import shard_metrics
+from oapl.evaluation import majority, paired_test, read_scores, score_shards
 from oapl.sampler import Sampler
 from oapl.store import RoundFolder
 from oapl.tasks.countdown import Countdown
@@ -125,7 +126,7 @@ def test_a_run_is_evaluated_on_other_problems_and_not_on_those_its_weights_were_
     assert main(["eval", "run", "--benchmark", "amc", "--data", "others.jsonl", *arguments]) == 0
     (made,) = (folder / "run" / "benchmarks" / "amc").glob("step-*")
     chosen = json.loads((folder / "run" / "summary.json").read_text())["selection"]["step"]
-    assert json.loads((made / "summary.json").read_text())["model"] == f"run, step {chosen}, chosen"
+    assert json.loads((made / "summary.json").read_text())["model"] == f"run, step {chosen} (chosen)"
     assert main(["eval", "run", "--policy", "1", "--benchmark", "amc", "--data", "others.jsonl", *arguments]) == 0
     assert (folder / "run" / "benchmarks" / "amc" / "policy-1" / "summary.json").exists()
     for name in ("run", "run/policies/000001"):
@@ -405,26 +406,40 @@ def test_grading_again_needs_a_complete_evaluation(folder: Path, tiny_model: Pat
 # Scores
 
 
-def voters(*answers: tuple[str | None, float]) -> Group:
-    group = make_group(0, [reward for _, reward in answers])
-    return Group.of(group.without_verdicts(), [Verdict(reward, answer) for answer, reward in answers])
+def vote(*answers: tuple[str | None, bool]) -> float:
+    group = make_group(0, [float(is_right) for _, is_right in answers])
+    verdicts = [Verdict(float(is_right), answer) for answer, is_right in answers]
+    return majority(Group.of(group.without_verdicts(), verdicts), [is_right for _, is_right in answers])
 
 
 def test_the_majority_is_right_where_the_most_frequent_answer_is():
-    assert majority(voters(("7", 1.0), ("8", 0.0), ("7", 1.0)), 1.0) == 1.0
-    assert majority(voters(("7", 1.0), ("8", 0.0), ("8", 0.0)), 1.0) == 0.0
+    assert vote(("7", True), ("8", False), ("7", True)) == 1.0
+    assert vote(("7", True), ("8", False), ("8", False)) == 0.0
 
 
 def test_right_answers_are_one_answer_however_written_and_wrong_ones_are_told_apart():
     # 1/2 and 0.5 together have two votes, 2 and 3 one each.
-    assert majority(voters(("1/2", 1.0), ("0.5", 1.0), ("2", 0.0), ("3", 0.0)), 1.0) == 1.0
-    assert majority(voters(("1/2", 1.0), ("0.5", 1.0), ("2 ", 0.0), ("2", 0.0), ("2", 0.0)), 1.0) == 0.0
+    assert vote(("1/2", True), ("0.5", True), ("2", False), ("3", False)) == 1.0
+    assert vote(("1/2", True), ("0.5", True), ("2 ", False), ("2", False), ("2", False)) == 0.0
 
 
 def test_a_tie_is_broken_by_lot_and_who_has_no_answer_does_not_vote():
-    assert majority(voters(("7", 1.0), ("8", 0.0)), 1.0) == 0.5
-    assert majority(voters((None, 0.0), (None, 0.0), ("7", 1.0)), 1.0) == 1.0
-    assert majority(voters((None, 0.0), (None, 0.0)), 1.0) == 0.0
+    assert vote(("7", True), ("8", False)) == 0.5
+    assert vote((None, False), (None, False), ("7", True)) == 1.0
+    assert vote((None, False), (None, False)) == 0.0
+
+
+def test_with_rewards_added_to_it_the_grader_says_what_is_right():
+    """Two right answers, of which one is long and so earns less than the wrong one that is brief."""
+    group = make_group(0, [0.4, 1.0, 0.5])
+    scores = ({"math": 1.0, "r:brief": -0.6}, {"math": 1.0, "r:brief": 0.0}, {"math": 0.0, "r:brief": 0.5})
+    verdicts = [Verdict(reward, scores=score) for reward, score in zip(group.rewards.tolist(), scores, strict=True)]
+    shard = make_shard([Group.of(group.without_verdicts(), verdicts)])
+    task = TaskConfig(name="math", dataset="x.jsonl", reward_funcs=["math", "r:brief"])
+    assert task.judged_by == "math"
+    assert dict(score_shards([shard], PolicyRef(0, 0, "d"), 3, task).num_correct) == {0: 2}
+    assert shard_metrics(shard, task.success_threshold, task.judged_by)["success"] == pytest.approx(2 / 3)
+    assert TaskConfig(name="math", dataset="x.jsonl").judged_by is None  # then the reward is the grader's own
 
 
 def test_the_paired_test_counts_sign_flips_at_least_as_far_from_zero():

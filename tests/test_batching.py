@@ -26,7 +26,7 @@ def make_row(
     position: int = 0,
 ) -> Row:
     completion = make_completion(token_ids, logprobs)
-    return Row(position, np.array(prompt_ids, np.int32), completion, reward=1.0, advantage=advantage)
+    return Row(position, np.array(prompt_ids, np.int32), completion, mark=1.0, advantage=advantage)
 
 
 def row_of_length(length: int, prompt: int = 1, position: int = 0) -> Row:
@@ -120,14 +120,14 @@ def test_collate_puts_every_log_prob_at_the_token_it_belongs_to():
         batch.sampler_logprobs, tensor([[0.0, 0.0, -0.1, -0.2, 0.0], [0.0, -0.3, -0.4, -0.5, -0.6]])
     )
     assert batch.advantages.tolist() == [0.5, -0.5]
-    assert batch.rewards.tolist() == [1.0, 1.0]
+    assert batch.marks.tolist() == [1.0, 1.0]
 
 
 def test_collate_makes_the_types_that_the_loss_needs():
     batch = collate([make_row([1], [2, 3])], "cpu", share_prompts=True)
     assert batch.inputs.dtype == batch.targets.dtype == batch.prompts.dtype == torch.int64
     assert batch.mask.dtype == torch.bool
-    assert batch.sampler_logprobs.dtype == batch.advantages.dtype == batch.rewards.dtype == torch.float32
+    assert batch.sampler_logprobs.dtype == batch.advantages.dtype == batch.marks.dtype == torch.float32
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])

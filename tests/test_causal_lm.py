@@ -79,7 +79,7 @@ def make_rows() -> list[Row]:
         for _ in range(3):
             tokens = rng.integers(3, 41, int(rng.integers(1, 13))).tolist()
             completion = make_completion(tokens, (-rng.random(len(tokens))).tolist())
-            rows.append(Row(position, prompt_ids, completion, reward=1.0, advantage=float(rng.normal())))
+            rows.append(Row(position, prompt_ids, completion, mark=1.0, advantage=float(rng.normal())))
     return rows
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Of an evaluation without a recipe, which trains nothing."""
 ALL_PROMPTS = 1_000_000
+SHOWN_FAILURES = 3
 OF_THE_MODEL = ("chat", "system_prompt", "chat_template_kwargs", "answer_after", "reward_timeout_s", "num_workers")
 """What a run's task says of the model, whatever the problems."""
 OF_THE_KIND = ("prompt_template", "test_timeout_s", "max_tests")
@@ -49,7 +51,7 @@ class Weights:
 
     run: RunFolder
     name: str
-    """`policy 4`, or `step 150, chosen`."""
+    """`policy 4`, or `step 150 (chosen)`."""
     find: Callable[[], PolicyRef | None]
     own: RoundFolder
     """Where their evaluation on the run's own task lies."""
@@ -98,7 +100,7 @@ def find_target(name: str, version: int | None, output_dir: Path | None) -> Targ
         folder, find = reported(recipe, run)
         policy = find()
         assert policy is not None
-        return Target(name, Weights(run, f"step {policy.step}, chosen", find, folder), recipe, output_dir)
+        return Target(name, Weights(run, f"step {policy.step} (chosen)", find, folder), recipe, output_dir)
     if version is not None and version not in versions:
         raise ConfigError(f"{run.path} has policies {versions}; policy {version} is not among them.")
     chosen = versions[-1] if version is None else version
@@ -252,8 +254,11 @@ def evaluate(
         rows = name or recipe.task.eval_dataset
         is_own = target.weights is not None and name is None and data is None and "task" not in overrides
         folder = target.folder(None if is_own else rows or recipe.task.name)
-        summary = assess(target, recipe, folder, console, label=rows or recipe.task.name, regrade=regrade)
+        label = (rows or recipe.task.name) + (f" ({data.name})" if name and data else "")
+        summary = assess(target, recipe, folder, console, label=label, regrade=regrade)
         summaries.append(summary)
         console.print(evaluation_table(f"{summary['model']} on {summary['problems']}", summary))
+        for failed in islice(folder.failures(), SHOWN_FAILURES):
+            console.print(f"{failed.prompt_id} was not graded: {failed.cause}", highlight=False, markup=False)
         console.print(f"samples and summary: {folder.path}", highlight=False, soft_wrap=True)
     return summaries

@@ -25,7 +25,8 @@ class Row:
     """Of its group within the round."""
     prompt_ids: np.ndarray
     completion: Completion
-    reward: float
+    mark: float
+    """By which it counts as right or not: see `Group.marks`."""
     advantage: float
 
     def __len__(self) -> int:
@@ -52,7 +53,7 @@ class Batch:
     """f32[B, T], of the targets; zero where the mask is False."""
     advantages: Tensor
     """f32[B]"""
-    rewards: Tensor
+    marks: Tensor
     """f32[B]"""
 
     @property
@@ -68,7 +69,7 @@ class Batch:
         return self.prompts.numel() * width + self.inputs.numel() * (width + self.inputs.shape[1])
 
 
-def group_rows(groups: Sequence[Group], objective: Objective) -> list[Row]:
+def group_rows(groups: Sequence[Group], objective: Objective, judged_by: str | None = None) -> list[Row]:
     """Every completion that is trained on, with its advantage within its whole group."""
     rows = []
     for group in groups:
@@ -76,11 +77,11 @@ def group_rows(groups: Sequence[Group], objective: Objective) -> list[Row]:
             continue
         rewards_G = torch.from_numpy(group.rewards).double()
         advantages_G = objective.advantages(rewards_G)
-        for completion, reward, advantage in zip(
-            group.completions, rewards_G.tolist(), advantages_G.tolist(), strict=True
+        for completion, mark, advantage in zip(
+            group.completions, group.marks(judged_by).tolist(), advantages_G.tolist(), strict=True
         ):
             if objective.keeps_completion(completion):
-                rows.append(Row(group.position, group.prompt_ids, completion, reward, advantage))
+                rows.append(Row(group.position, group.prompt_ids, completion, mark, advantage))
     return rows
 
 
@@ -181,5 +182,5 @@ def collate(rows: Sequence[Row], device: str, share_prompts: bool) -> Batch:
         mask=torch.from_numpy(mask).to(device),
         sampler_logprobs=torch.from_numpy(sampler_logprobs).to(device),
         advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
-        rewards=torch.tensor([row.reward for row in rows], dtype=torch.float32, device=device),
+        marks=torch.tensor([row.mark for row in rows], dtype=torch.float32, device=device),
     )

@@ -19,7 +19,7 @@ class StepTotals:
     def __init__(self) -> None:
         self._scalars: dict[str, Tensor] = {}
         self._log_ratios: list[Tensor] = []
-        self._rewards: list[Tensor] = []
+        self._marks: list[Tensor] = []
         self._advantages: list[Tensor] = []
         self._entropies: list[Tensor] = []
         self._gaps: list[Tensor] = []
@@ -30,7 +30,7 @@ class StepTotals:
         for name, value in scalars.items():
             self._scalars[name] = self._scalars.get(name, torch.zeros_like(value)) + value
         self._log_ratios.append(sequence_log_ratio(logprobs, batch.sampler_logprobs, batch.mask))
-        self._rewards.append(batch.rewards)
+        self._marks.append(batch.marks)
         self._advantages.append(batch.advantages)
         self._entropies.append(torch.where(batch.mask, entropy, 0.0).sum())
         self._gaps.append(torch.where(batch.mask, (logprobs - batch.sampler_logprobs).abs(), 0.0).sum())
@@ -42,12 +42,12 @@ class StepTotals:
         a right answer is that of its sampler. `token_gap`: the mean absolute log-ratio of a token; at lag 0 that is how
         far engine and trainer differ.
         """
-        log_ratios, rewards = torch.cat(self._log_ratios), torch.cat(self._rewards)
+        log_ratios, marks = torch.cat(self._log_ratios), torch.cat(self._marks)
         advantages = torch.cat(self._advantages)
         lengths = torch.cat(self._num_tokens)
         num_tokens = lengths.sum().item()
         fitted = log_ratios / lengths if objective.per_token_mean else log_ratios
-        right = rewards >= success_threshold
+        right = marks >= success_threshold
         metrics = {name: value.item() for name, value in self._scalars.items()}
         for name, chosen in (
             ("log_ratio", log_ratios),
@@ -65,7 +65,7 @@ class StepTotals:
             **(fit_metrics(fitted, advantages, objective.beta2) if objective.beta2 is not None else {}),
             "entropy": torch.stack(self._entropies).sum().item() / num_tokens,
             "token_gap": torch.stack(self._gaps).sum().item() / num_tokens,
-            "num_trained_completions": len(rewards),
+            "num_trained_completions": len(marks),
             "num_computed_tokens": self._num_computed_tokens,
         }
 
@@ -94,7 +94,7 @@ def fit_metrics(log_ratios: Tensor, advantages: Tensor, beta2: float) -> dict[st
     return metrics
 
 
-def shard_metrics(shard: Shard, success_threshold: float) -> dict[str, float]:
+def shard_metrics(shard: Shard, success_threshold: float, judged_by: str | None = None) -> dict[str, float]:
     """What the sampled groups themselves say, whatever the trainer makes of them."""
     metrics: dict[str, float] = {
         "num_completions": shard.num_completions,
@@ -108,13 +108,14 @@ def shard_metrics(shard: Shard, success_threshold: float) -> dict[str, float]:
         return metrics
     completions = [completion for group in shard.groups for completion in group.completions]
     rewards = torch.tensor([group.rewards.tolist() for group in shard.groups])
+    marks = torch.tensor([group.marks(judged_by).tolist() for group in shard.groups])
     scores: dict[str, list[float]] = {}
     for verdict in (verdict for group in shard.groups for verdict in group.verdicts):
         for name, score in verdict.scores.items():
             scores.setdefault(f"reward/{name}", []).append(score)
     return {
         "reward": rewards.mean().item(),
-        "success": (rewards >= success_threshold).float().mean().item(),
+        "success": (marks >= success_threshold).float().mean().item(),
         **{name: sum(values) / len(values) for name, values in scores.items()},
         "uniform_share": (rewards == rewards[:, :1]).all(-1).float().mean().item(),
         **metrics,

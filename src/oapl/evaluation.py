@@ -113,13 +113,12 @@ class Scores:
         return {k: bootstrap_interval(self.pass_at(k)) for k in self.ks()}
 
 
-def majority(group: Group, success_threshold: float) -> float:
+def majority(group: Group, right: Sequence[bool]) -> float:
     """The chance that the most frequent answer is right, where ties are broken by lot. All right answers are one
     answer, however they are written; wrong ones are told apart by their text without spaces; none does not vote."""
-    right = group.rewards >= success_threshold
     votes = Counter(
         None if is_right else "".join(verdict.answer.split())
-        for verdict, is_right in zip(group.verdicts, right.tolist(), strict=True)
+        for verdict, is_right in zip(group.verdicts, right, strict=True)
         if verdict.answer is not None
     )
     most = max(votes.values(), default=0)
@@ -136,21 +135,23 @@ def read_scores(folder: RoundFolder, task: TaskConfig) -> Scores:
 
 
 def score_shards(shards: Sequence[Shard], policy: PolicyRef, num_generations: int, task: TaskConfig) -> Scores:
-    threshold = task.success_threshold
     groups = [group for shard in shards for group in shard.groups]
     if not groups:
         first = next(failure for shard in shards for failure in shard.failed)
         raise TaskError(f"no held-out problem could be graded, the first ({first.prompt_id}) because {first.cause}.")
+    right = {group.position: group.marks(task.judged_by) >= task.success_threshold for group in groups}
     completions = [completion for group in groups for completion in group.completions]
     return Scores(
         policy_version=policy.version,
         step=policy.step,
         num_generations=num_generations,
-        num_correct={group.position: int((group.rewards >= threshold).sum()) for group in groups},
+        num_correct={position: int(each.sum()) for position, each in right.items()},
         num_failed=sum(len(shard.failed) for shard in shards),
         mean_length=float(np.mean([len(completion.token_ids) for completion in completions])),
         truncated_share=float(np.mean([completion.finish_reason == "length" for completion in completions])),
-        consensus={group.position: majority(group, threshold) for group in groups} if "math" in task.rewards else None,
+        consensus={group.position: majority(group, right[group.position].tolist()) for group in groups}
+        if "math" in task.rewards
+        else None,
     )
 
 

@@ -15,13 +15,18 @@ from oapl.config import load_recipe
 from oapl.errors import StoreError
 from oapl.guard import collapse_error
 from oapl.report import summary_table
-from oapl.store import RunFolder
+from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import read_json
 from oapl.types import Group
 
 
 def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
     """Prints a run's progress, policies, rounds, where time went, and some completions. Raises StoreError."""
+    if RoundFolder(run.path).is_open():
+        raise StoreError(
+            f"{run.path} is an evaluation and no run: the same `oapl eval` shows its table, and its Parquet files hold "
+            f"every sample with its verdict."
+        )
     if not run.config_path.exists():
         raise StoreError(f"{run.path} is not a run folder: it has no config.toml. Start one with `oapl train RECIPE`.")
     recipe = load_recipe(run.config_path)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oapl.config import Recipe
+from oapl.config import Recipe, rows_of
 from oapl.crew import Crew
 from oapl.errors import StoreError
 from oapl.guard import WARNING, beta2_warning
@@ -32,6 +32,10 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
     with run.lock("run"), stoppable(progress) as events:
         for note in open_run(recipe, run):
             progress.note(note)
+        if (rows := rows_of(recipe.task.dataset, recipe.task.split)) is not None and rows == rows_of(
+            recipe.task.eval_dataset, recipe.task.eval_split
+        ):
+            progress.note("task.eval_dataset holds the training problems: pass@k is not of held-out ones")
         if run.summary_path.exists() and is_finished(recipe, run):
             with suppress(StoreError):  # a damaged one is made again
                 return read_json(run.summary_path)

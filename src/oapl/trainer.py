@@ -71,12 +71,12 @@ class Trainer:
 
     def train_step(self, shard: Shard, digest: str) -> dict[str, float]:
         """One optimizer step on all groups of a shard; returns its metrics."""
-        threshold = self.recipe.task.success_threshold
-        rows = group_rows(shard.groups, self.objective)
+        threshold, judged_by = self.recipe.task.success_threshold, self.recipe.task.judged_by
+        rows = group_rows(shard.groups, self.objective, judged_by)
         if not rows:  # nothing to learn from, and still a step of the schedule
             self.step += 1
             self.consumed.append(digest)
-            return {**shard_metrics(shard, threshold), "num_trained_completions": 0}
+            return {**shard_metrics(shard, threshold, judged_by), "num_trained_completions": 0}
         counts = step_counts(rows, self.recipe.sampling.max_completion_length)
         learning_rate = scheduled_learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
@@ -96,7 +96,7 @@ class Trainer:
         self.update_model()
         self.step += 1
         self.consumed.append(digest)
-        sampled = shard_metrics(shard, threshold)
+        sampled = shard_metrics(shard, threshold, judged_by)
         if self.objective.beta2 is not None:
             sampled["hold"] = self.objective.beta2 * sampled["surprise"]
         return {

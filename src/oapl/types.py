@@ -157,6 +157,12 @@ class Group(SampledGroup):
         """f32[G]"""
         return np.array([verdict.reward for verdict in self.verdicts], np.float32)
 
+    def marks(self, judged_by: str | None) -> NDArray[np.float32]:
+        """f32[G], by which a completion counts as right: one reward function's own score, or the whole reward."""
+        if judged_by is None:
+            return self.rewards
+        return np.array([verdict.scores.get(judged_by, 0.0) for verdict in self.verdicts], np.float32)
+
     @classmethod
     def of(cls, sampled: SampledGroup, verdicts: Sequence[Verdict]) -> Group:
         return cls(**vars(sampled), verdicts=tuple(verdicts))

@@ -151,7 +151,18 @@ class TaskConfig(Section):
     max_tests: Count | None = Field(
         None, description="For `code`: only so many tests, those with the longest inputs; DeepCoder uses 15."
     )
-    success_threshold: float = Field(1.0, description="A completion counts as correct from this reward on.")
+    success_threshold: float = Field(
+        1.0,
+        description="A completion counts as correct from this reward on; of several with `math` or `code`, from this "
+        "score of theirs on.",
+    )
+
+    @property
+    def judged_by(self) -> str | None:
+        """The reward function by whose own score a completion counts as right: the grader of mathematics or programs,
+        where other rewards are added to it. None: the whole reward says it."""
+        own = [name for name in self.rewards if name in BUILTIN_REWARDS]
+        return own[0] if own and len(self.rewards) > 1 else None
 
     @property
     def rewards(self) -> tuple[str, ...]:

@@ -75,6 +75,8 @@ class FunctionWorker:
             with suppress(ConnectionError):  # a worker that has died since: receiving tells how
                 self._connection.send(arguments)
             status, value = self._receive(self.timeout_s, f"{self.timeout_setting} = {self.timeout_s:g} s")
+        if status == "refused":
+            raise GradingError(value)
         if status == "error":
             raise GradingError(f"{self.function} raised {value}")
         return value
@@ -144,6 +146,8 @@ def _serve(connection: Connection, function: str, folder: str, memory_bytes: int
         try:
             value = call(**arguments)
             answer = ("value", asyncio.run(value) if inspect.iscoroutine(value) else value)
+        except GradingError as error:  # of a grader of ours, which says all there is to say
+            answer = ("refused", str(error))
         except Exception as error:
             answer = ("error", _describe(error))
         try:

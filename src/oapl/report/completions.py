@@ -74,7 +74,9 @@ def completions(
     scored = len(scores.pieces) if scores else 0
     if 0 < scored < len(sampled):
         notes.append(f"Tokens are coloured in {scored} of the {len(sampled)} groups: there was no time to score more.")
-    groups = [group_record(item, scores if i < scored else None, i) for i, item in enumerate(sampled)]
+    groups = [
+        group_record(item, recipe.task.judged_by, scores if i < scored else None, i) for i, item in enumerate(sampled)
+    ]
     kept = within_bytes(groups, max_bytes)
     if len(kept) < len(groups):
         notes.append(f"{len(groups) - len(kept)} of the {len(groups)} groups are left out to keep the file small.")
@@ -145,8 +147,9 @@ def ends_first(count: int) -> list[int]:
     return list(dict.fromkeys([*range(count)[:1], *range(count)[-1:], *between, *range(count)]))
 
 
-def group_record(item: ShownGroup, scores: TokenScores | None, index: int) -> dict[str, Any]:
+def group_record(item: ShownGroup, judged_by: str | None, scores: TokenScores | None, index: int) -> dict[str, Any]:
     group = item.group
+    marks = group.marks(judged_by).tolist()
     return {
         "round": item.round.index,
         "step": item.step,
@@ -157,6 +160,7 @@ def group_record(item: ShownGroup, scores: TokenScores | None, index: int) -> di
         "answers": [
             {
                 "reward": round(verdict.reward, 4),
+                "mark": round(marks[i], 4),
                 **({"reason": cut_text(verdict.reason)} if verdict.reason else {}),
                 "finish": completion.finish_reason,
                 "length": len(completion.token_ids),

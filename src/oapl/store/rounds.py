@@ -214,6 +214,12 @@ class RoundFolder:
         """The Parquet file and the seal of a shard, or of what may become one."""
         return self.path / f"{kind}-{number:05d}.parquet", self.path / f"{kind}-{number:05d}.json"
 
+    def failures(self) -> Iterator[FailedGroup]:
+        """The groups that could not be graded, without their samples."""
+        for number in self.stored_shards():
+            for failure in self.shard_seal(number)["failed"]:
+                yield FailedGroup(**failure)
+
     def shard_seal(self, number: int) -> dict[str, Any]:
         """What is known of a stored shard without reading its completions."""
         return read_json(self.seal_path(number), *SHARD_FACTS)

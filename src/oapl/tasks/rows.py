@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from oapl.config import DATASET_SUFFIXES, Benchmark, find_benchmark, hub_name
+from oapl.config import BENCHMARKS, DATASET_SUFFIXES, Benchmark, find_benchmark, hub_name
 from oapl.errors import TaskError
 
 RESERVED = ("prompts", "completions")
@@ -22,6 +23,8 @@ def load_rows(source: str, split: str, setting: str, data_file: str | None = Non
         rows = benchmark_rows(benchmark, data_file, setting)
     elif source.endswith(DATASET_SUFFIXES):
         rows = file_rows(source, setting)
+    elif meant := get_close_matches(source, BENCHMARKS, n=1, cutoff=0.75):
+        raise TaskError(f"{setting} = {source!r} is no benchmark; did you mean {meant[0]}? {', '.join(BENCHMARKS)}.")
     else:
         path, configs = hub_name(source)
         parts = [hub_rows(setting, path, name=name, split=split) for name in configs or (None,)]
@@ -70,7 +73,7 @@ def hub_rows(setting: str, path: str, *, shown: str | None = None, **which: Any)
         cause = error.__cause__ or error
         raise TaskError(
             f"{setting} = {shown or path!r} cannot be read. Give a .jsonl or .parquet file, or a dataset's name on the "
-            f"hub. ({type(cause).__name__}: {cause})"
+            f"hub, which a network has to reach. ({type(cause).__name__}: {cause})"
         ) from error
 
 

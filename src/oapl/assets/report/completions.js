@@ -86,8 +86,8 @@ function textOf(answer) {
   return answer.tokens ? answer.tokens.join("") : answer.text;
 }
 function answerFits(answer, filter, threshold) {
-  if (filter === "right") return answer.reward >= threshold;
-  if (filter === "wrong") return answer.reward < threshold;
+  if (filter === "right") return answer.mark >= threshold;
+  if (filter === "wrong") return answer.mark < threshold;
   if (filter === "truncated") return answer.finish === "length";
   return true;
 }
@@ -107,7 +107,7 @@ function groupView(group, shown, fits, text) {
       ...answers.map((answer) => answerView(answer, shown))));
 }
 function answerView(answer, shown) {
-  const right = answer.reward >= shown.threshold;
+  const right = answer.mark >= shown.threshold;
   const info = element("div", { class: "token-info" });
   const body = element("div", { class: "answer" });
   if (answer.tokens) body.append(...tokenNodes(answer, shown.scale, info));

@@ -328,7 +328,9 @@ def _show_folder(folder: str) -> tuple[str, ...]:
 def _tool(name: str, package: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise TaskError(f"programs cannot be graded: there is no {name}. Install it: apt install {package}. {REMEDY}")
+        raise TaskError(
+            f"programs cannot be graded: there is no {name}. Install it: apt install {package}. No program runs bare."
+        )
     return path
 
 

@@ -39,7 +39,8 @@ def final_answer(text: str, *, answer_after: str | None = None) -> Extracted:
     text = text[-SEARCHED:]
     box = _last_box(text)
     if box is None:
-        return Extracted(None, f"no answer: no box in the last {SEARCHED:,} characters")
+        where = f" in the last {SEARCHED:,} characters" if len(text) == SEARCHED else ""
+        return Extracted(None, f"no answer: no box{where}")
     start, end = box
     if end is None:
         return Extracted(None, "no answer: the last box is not closed")
