@@ -42,7 +42,7 @@ def test_an_advantage_is_the_reward_less_the_value_of_its_own_group():
     rows = group_rows([make_group(0, [1.0, 0.0]), make_group(1, [0.5, 0.5])], OBJECTIVE)
     value = math.log((math.e + 1) / 2)  # of the first group; the second's is 0.5, as all its rewards are
     assert [row.advantage for row in rows] == pytest.approx([1 - value, -value, 0.0, 0.0])
-    assert [row.reward for row in rows] == [1.0, 0.0, 0.5, 0.5]
+    assert [row.mark for row in rows] == [1.0, 0.0, 0.5, 0.5]
 
 
 def test_rows_keep_each_completion_with_its_own_prompt():

@@ -72,7 +72,7 @@ BATCH = Batch(
     sampler_logprobs=torch.zeros(2, 3),
     mask=tensor([[True, False, False], [True, True, True]]),
     advantages=tensor([1.0, 0.0]),
-    rewards=tensor([1.0, 0.0]),
+    marks=tensor([1.0, 0.0]),
 )
 
 

@@ -65,7 +65,7 @@ def test_reinforce_s_baseline_is_the_mean_of_the_others():
 def test_uniform_groups_are_trained_on_unless_they_are_dropped():
     assert len(rows_of(OAPLConfig(), UNIFORM, MIXED)) == 6
     kept = rows_of(OAPLConfig(drop_uniform_groups=True), UNIFORM, MIXED)
-    assert [row.reward for row in kept] == [1.0, 0.0, 0.0]
+    assert [row.mark for row in kept] == [1.0, 0.0, 0.0]
     assert step_counts(kept, 10) == StepCounts(num_completions=3, num_tokens=3, max_completion_length=10)
 
 
