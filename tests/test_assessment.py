@@ -16,13 +16,13 @@ import pytest
 
 from helpers import make_completion, make_group, make_round, make_shard
 from oapl.cli import main
-from oapl.config import TaskConfig, load_recipe
+from oapl.config import Recipe, TaskConfig, load_recipe
 from oapl.diagnostics import shard_metrics
 from oapl.evaluation import majority, paired_test, read_scores, score_shards
 from oapl.sampler import Sampler
 from oapl.store import RoundFolder
 from oapl.tasks.countdown import Countdown
-from oapl.types import FailedGroup, Group, PolicyRef, Verdict
+from oapl.types import FailedGroup, Group, PolicyRef, Round, Verdict
 
 JUDGES = '''\
 import os, time
@@ -142,6 +142,17 @@ def test_a_run_is_evaluated_on_other_problems_and_not_on_those_its_weights_were_
 # Nothing is sampled twice
 
 
+def fill_noting(recipe: Recipe, model: Path, stored: RoundFolder, round: Round, sampled: list[int]) -> None:
+    """Fills the round, and notes for each call of the engine how many prompts it was asked."""
+    sampler = Sampler(recipe, lambda _: model)
+    generate = sampler.engine.generate
+    sampler.engine.generate = lambda r, p: sampled.append(len(r)) or generate(r, p)
+    try:
+        sampler.fill(stored, round)
+    finally:
+        sampler.close()
+
+
 def test_what_was_sampled_is_graded_after_a_failure_and_not_sampled_again(
     folder: Path, write_recipe: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -152,13 +163,7 @@ def test_what_was_sampled_is_graded_after_a_failure_and_not_sampled_again(
     grade = Countdown.grade
 
     def fill() -> None:
-        sampler = Sampler(recipe, lambda _: tiny_model)
-        generate = sampler.engine.generate
-        monkeypatch.setattr(sampler.engine, "generate", lambda r, p: sampled.append(len(r)) or generate(r, p))
-        try:
-            sampler.fill(stored, round)
-        finally:
-            sampler.close()
+        fill_noting(recipe, tiny_model, stored, round, sampled)
 
     def fail_at_the_third(self: Countdown, prompt: Any, completions: Any) -> Any:
         if prompt.id == "train/2":
@@ -272,13 +277,7 @@ def test_fewer_completions_at_once_take_up_what_more_had_sampled(
 
     def fill(max_num_seqs: int) -> None:
         recipe = load_recipe(write_recipe(trainer={"weight_sync_steps": 4}, engine={"max_num_seqs": max_num_seqs}))
-        sampler = Sampler(recipe, lambda _: tiny_model)
-        generate = sampler.engine.generate
-        monkeypatch.setattr(sampler.engine, "generate", lambda r, p: sampled.append(len(r)) or generate(r, p))
-        try:
-            sampler.fill(stored, round)
-        finally:
-            sampler.close()
+        fill_noting(recipe, tiny_model, stored, round, sampled)
 
     def interrupted(self: Countdown, prompt: Any, completions: Any) -> Any:
         raise KeyboardInterrupt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from rich.table import Table
 from oapl.config import load_recipe
 from oapl.errors import ConfigError
 from oapl.evaluation import Interval, Scores, differences, paired_test, read_scores
-from oapl.report import format_interval, summarize
+from oapl.report import draw_pass_at_k, format_interval, summarize
 from oapl.store import RoundFolder
-from oapl.store.files import read_json, write_bytes, write_json
+from oapl.store.files import read_json, write_json
 from oapl.types import Round
 
 
@@ -87,7 +86,8 @@ def compare(paths: Sequence[Path], output: Path, console: Console) -> dict[str, 
     if len(evaluated) == 2:
         result["difference"] = paired(evaluated[0].scores, evaluated[1].scores)
         console.print(difference_table(result["difference"], *names))
-    plot(evaluated, names, output.with_name(f"{output.name}.png"))
+    curves = {name: each.scores.pass_at_k() for name, each in zip(names, evaluated, strict=True)}
+    draw_pass_at_k(curves, first.problems, output.with_name(f"{output.name}.png"))
     write_json(output.with_name(f"{output.name}.json"), result)
     return result
 
@@ -143,28 +143,3 @@ def difference_table(found: dict[str, Any], first: str, second: str) -> Table:
     for k, each in found["pass_at_k"].items():
         table.add_row(k, format_interval(tuple(each["difference"]), signed=True), f"{each['p']:.4f}")
     return table
-
-
-def plot(evaluated: Sequence[Evaluated], names: Sequence[str], path: Path) -> None:
-    """pass@k against k, one curve a model, with the intervals as bands."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    for each, name in zip(evaluated, names, strict=True):
-        curve = each.scores.pass_at_k()
-        means, lows, highs = zip(*curve.values(), strict=True)
-        axes.plot(list(curve), means, marker="o", markersize=4, label=name)
-        axes.fill_between(list(curve), lows, highs, alpha=0.2, linewidth=0)
-    ks = sorted({k for each in evaluated for k in each.scores.ks()})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, [str(k) for k in ks])
-    axes.set_ylim(0, 1)
-    axes.set_xlabel("k (samples per problem)")
-    axes.set_ylabel("pass@k")
-    axes.set_title(evaluated[0].problems, fontsize=11)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", metadata={"Software": None})
-    write_bytes(path, image.getvalue())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
@@ -13,12 +13,11 @@ from oapl.errors import GradingError, StoreError, TaskError
 from oapl.store import RoundFolder
 from oapl.store.rounds import draft_of
 from oapl.tasks import Task
-from oapl.types import Events, FailedGroup, Group, Round, SampledGroup, Shard, split_and_index
+from oapl.types import Draft, Events, FailedGroup, Group, Round, SampledGroup, Shard, split_and_index
 
 MAX_FAILED_IN_A_ROW = 8
 """So many ungraded groups without one success between them mean that grading itself is broken."""
 LOOK_S = 0.2
-Graded = tuple[tuple[Group, ...], tuple[FailedGroup, ...]]
 
 
 class Judge:
@@ -28,16 +27,17 @@ class Judge:
         self.task, self._should_stop = task, should_stop
         self.failed_in_a_row = 0
 
-    def grade(self, sampled: Sequence[SampledGroup], patience: int) -> Graded | None:
-        """The groups that could be graded, and those that could not; None where it was told to stop first.
+    def grade(self, draft: Draft, patience: int) -> Shard | None:
+        """The shard that a draft becomes by its verdicts; None where it was told to stop first.
 
-        Raises TaskError where `patience` groups in a row could not be: better to end there than to go on without
+        Raises TaskError where `patience` groups in a row could not be graded: better to end there than to go on without
         rewards.
         """
+        start = monotonic()
         groups, failed = [], []
         pool = ThreadPoolExecutor(self.task.num_workers)
         try:
-            for future in [pool.submit(self._grade, group) for group in sampled]:
+            for future in [pool.submit(self._grade, group) for group in draft.sampled]:
                 if (result := self._wait(future)) is None:
                     return None
                 if isinstance(result, Group):
@@ -48,7 +48,10 @@ class Judge:
                     self._note_failure(patience, result)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return tuple(groups), tuple(failed)
+        grading_s = monotonic() - start
+        return Shard(
+            tuple(groups), (*failed, *draft.unsampled), draft.sampling_s + grading_s, grading_s, draft.mismatch
+        )
 
     def _wait(self, future: Future[Group | FailedGroup]) -> Group | FailedGroup | None:
         while not self._should_stop():
@@ -109,14 +112,9 @@ def grade_again(judge: Judge, folder: RoundFolder, events: Events) -> None:
     for number in range(round.num_shards):
         if folder.has_regraded(number):
             continue
-        held = draft_of(folder.read_shard(number))
-        start = monotonic()
-        graded = judge.grade(held.sampled, patience)
-        if graded is None:
+        new = judge.grade(draft_of(folder.read_shard(number)), patience)
+        if new is None:
             return
-        groups, failed = graded
-        grading_s = monotonic() - start
-        new = Shard(groups, (*failed, *held.unsampled), held.sampling_s + grading_s, grading_s, held.mismatch)
         folder.write_regraded(round, number, new)
         events.on_shard(shard_event(round, number, new))
     folder.adopt_regraded(round)

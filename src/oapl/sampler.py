@@ -181,18 +181,12 @@ class Sampler:
             drafts[first] = self.sample(round, sorted(lacking))
             folder.write_draft(round, first, drafts[first])
         for number in missing:
-            start = time.monotonic()
             positions = round.positions(number)
-            sampled = [g for draft in drafts.values() for g in draft.sampled if g.position in positions]
-            graded = self._judge.grade(sampled, patience)
-            if graded is None:
+            draft = next(draft for draft in drafts.values() if positions[0] in draft.positions)  # which has all of it
+            shard = self._judge.grade(draft.part(positions), patience)
+            if shard is None:
                 return
-            groups, failed = graded
-            unsampled = tuple(f for draft in drafts.values() for f in draft.unsampled if f.position in positions)
-            draft = next(draft for draft in drafts.values() if positions[0] in draft.positions)
-            grading_s = time.monotonic() - start
-            sampling_s = draft.sampling_s * len(positions) / len(draft.positions)
-            yield number, Shard(groups, (*failed, *unsampled), sampling_s + grading_s, grading_s, draft.mismatch)
+            yield number, shard
 
     def sample(self, round: Round, positions: Sequence[int]) -> Draft:
         """The completions of these of a round's prompts, which still lack their verdicts."""

@@ -6,7 +6,7 @@ Shapes: P prompt tokens, T completion tokens, G completions of one prompt. Log-p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -253,6 +253,15 @@ class Draft:
     @property
     def positions(self) -> set[int]:
         return {group.position for group in self.sampled} | {failed.position for failed in self.unsampled}
+
+    def part(self, positions: Collection[int]) -> Draft:
+        """That of some of its prompts, with their share of the time."""
+        return Draft(
+            tuple(group for group in self.sampled if group.position in positions),
+            tuple(failed for failed in self.unsampled if failed.position in positions),
+            self.sampling_s * len(positions) / len(self.positions),
+            self.mismatch,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a run shows: `summary.json`, a table and a picture of pass@k, and the page that `oapl report` writes."""
 
 from oapl.report.summary import (
+    draw_pass_at_k,
     evaluation_table,
     format_interval,
     plot_pass_at_k,
@@ -11,6 +12,7 @@ from oapl.report.summary import (
 )
 
 __all__ = [
+    "draw_pass_at_k",
     "evaluation_table",
     "format_interval",
     "plot_pass_at_k",

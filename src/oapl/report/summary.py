@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,27 +98,39 @@ def format_interval(interval: Interval, *, signed: bool) -> str:
 
 
 def plot_pass_at_k(summary: Mapping[str, Any], path: Path) -> None:
-    """Writes a PNG of pass@k against k, before (if it was evaluated) and after, with the intervals as bands."""
+    """Writes a PNG of pass@k against k, before (if it was evaluated) and after."""
+    drawn = [part for part in (("base", "before", "#8a8a8a"), ("final", "after", "#1f6feb")) if part[0] in summary]
+    when = " and ".join(label for _, label, _ in drawn)
+    draw_pass_at_k(
+        {label: summary[name]["pass_at_k"] for name, label, _ in drawn},
+        f"Held-out problems {when} {summary['final']['step']} steps",
+        path,
+        colors=[color for _, _, color in drawn],
+    )
+
+
+def draw_pass_at_k(
+    curves: Mapping[str, Mapping[Any, Interval]], title: str, path: Path, *, colors: Sequence[str | None] | None = None
+) -> None:
+    """Writes a PNG with one curve of pass@k against k for each name, and the intervals as bands."""
     import io
 
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    drawn = [part for part in (("base", "before", "#8a8a8a"), ("final", "after", "#1f6feb")) if part[0] in summary]
-    for name, label, color in drawn:
-        curve = summary[name]["pass_at_k"]
+    for (label, curve), color in zip(curves.items(), colors or [None] * len(curves), strict=True):
         ks = [int(k) for k in curve]
         means, lows, highs = zip(*curve.values(), strict=True)
         axes.plot(ks, means, marker="o", markersize=4, color=color, label=label)
         axes.fill_between(ks, lows, highs, color=color, alpha=0.2, linewidth=0)
+    every_k = sorted({int(k) for curve in curves.values() for k in curve})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.set_xticks(every_k, [str(k) for k in every_k])
     axes.set_ylim(0, 1)
     axes.set_xlabel("k (samples per problem)")
     axes.set_ylabel("pass@k")
-    when = " and ".join(label for _, label, _ in drawn)
-    axes.set_title(f"Held-out problems {when} {summary['final']['step']} steps", fontsize=11)
+    axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     image = io.BytesIO()
