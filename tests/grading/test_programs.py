@@ -50,6 +50,17 @@ def test_a_fence_with_endless_blanks_takes_no_time() -> None:
     assert time.perf_counter() - start < 2
 
 
+def test_a_program_with_endless_blanks_takes_no_time() -> None:
+    start = time.perf_counter()
+    blanks = " " * 2_000_000
+    assert last_program(f"```\n{blanks}x\n```") == ("x", "")
+    assert time.perf_counter() - start < 1
+
+
+def test_blanks_within_a_text_of_the_program_stay() -> None:
+    assert last_program("```\nx = '''\n   \n'''\n```") == ("x = '''\n   \n'''", "")
+
+
 def test_fences_in_a_docstring_do_not_close_the_block() -> None:
     docstring = "For example\n    ```\n    f()\n    ```\n    or\n    ```python\n    f()\n    ```\n    "
     program = f'def f():\n    """{docstring}"""\n    return 1'

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import textwrap
 from dataclasses import dataclass, field
 
 END_OF_THOUGHT = "</think>"
@@ -46,7 +46,14 @@ def last_program(text: str, answer_after: str | None = None) -> tuple[str | None
     block = candidates[-1]
     if not block.closed:
         return None, "the last block of code is cut off"
-    return textwrap.dedent("\n".join(block.lines)), ""  # a block in a list is indented as a whole
+    return _dedented(block.lines), ""  # a block in a list is indented as a whole
+
+
+def _dedented(lines: list[str]) -> str:
+    """As `textwrap.dedent`, which takes seconds for an endless run of blanks."""
+    indents = [line[: len(line) - len(line.lstrip(" \t"))] for line in lines if line.strip()]
+    margin = len(os.path.commonprefix(indents))  # noqa: RUF071  # they are no paths
+    return "\n".join(line[margin:] for line in lines)
 
 
 def _blocks(text: str, end_of_thought: str | None) -> list[_Block]:
