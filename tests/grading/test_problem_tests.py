@@ -104,6 +104,24 @@ def test_a_row_without_tests_is_refused(row: Mapping[str, Any]) -> None:
         parse_tests(row)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"tests": {"inputs": ["1", "2"], "outputs": ["", " \n"]}},
+        {"tests": {"inputs": [[1]], "outputs": [[None]], "fn_name": "f"}},
+        {"tests": lcb_cases(("1", "null"), testtype="functional", metadata={"func_name": "f"})},
+    ],
+)
+def test_a_row_whose_tests_expect_nothing_is_refused(row: Mapping[str, Any]) -> None:
+    with pytest.raises(TaskError, match="what does nothing would pass"):
+        parse_tests(row)
+
+
+def test_some_tests_may_expect_nothing() -> None:
+    cases = (("1", ""), ("2", "2"))
+    assert parse_tests({"tests": lcb_cases(*cases)}) == Tests("stdin", cases)
+
+
 class Executes:
     def __reduce__(self) -> Any:
         return print, ("a pickle was obeyed",)
@@ -123,6 +141,7 @@ class Executes:
         {"private_test_cases": "no base64"},
         {"private_test_cases": base64.b64encode(b"no zlib").decode()},
         {"private_test_cases": packed(Executes())},
+        {"private_test_cases": base64.b64encode(zlib.compress(b"\x80\x04\x8d" + b"\xff" * 8)).decode()},  # its length
         {"reward_model": {}},
         {"entry_point": "f"},
         {"prompt": None, "test": "def check(candidate): ...", "entry_point": "f"},
@@ -130,6 +149,8 @@ class Executes:
         {"prompt": "", "test": "def check(candidate): ...", "entry_point": ""},
         {"tests": {"inputs": [[1, 2]], "outputs": [3], "fn_name": ""}},
         {"tests": lcb_cases(("1", "2"), testtype="functional", metadata={"func_name": ""})},
+        {"tests": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "Solution().add"}},
+        {"tests": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "class"}},
         {"tests": lcb_cases(("1", "2"), testtype="interactive", metadata={"func_name": "f"})},
         {"tests": [{"type": "function_call", "input": [1, 2], "output": [3]}]},
         {"tests": [{"type": "function_call", "fn_name": None, "input": [1, 2], "output": [3]}]},

@@ -14,14 +14,16 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from keyword import iskeyword
 from typing import Any
 
 from oapl.errors import TaskError
+from oapl.grading.code.outputs import same_output, same_result
 from oapl.grading.code.sandbox import Kind
 
 MAX_PRIVATE_BYTES = 512 << 20
 """Of LiveCodeBench's hidden tests, unpacked: a small file must not fill the memory."""
-MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """What looking for tests in a value of another shape raises."""
 
 
@@ -54,9 +56,8 @@ def parse_tests(row: Mapping[str, Any]) -> Tests:
         if "private_test_cases" in row or "public_test_cases" in row:
             tests = _livecodebench(row)
         elif "entry_point" in row:
-            prompt, test, function = (_demand_text(row, column) for column in ("prompt", "test", "entry_point"))
-            if not function.isidentifier():
-                raise ValueError(f"no function's name in column entry_point: {function!r:.80}")
+            prompt, test = (_demand_text(row, column) for column in ("prompt", "test"))
+            function = _demand_name(row["entry_point"])
             tests = Tests("check", ((f"{prompt}\n{test}", ""),), function)  # checks may use what the prompt defines
         elif "reward_model" in row:
             tests = _deepcoder(_decoded(row["reward_model"])["ground_truth"])
@@ -69,7 +70,21 @@ def parse_tests(row: Mapping[str, Any]) -> Tests:
         ) from error
     if not tests.cases:
         raise TaskError(f"the row has no tests. Its columns are {', '.join(row)}. Leave such rows out.")
+    if all(_expects_nothing(tests, expected) for _, expected in tests.cases):
+        raise TaskError(
+            "none of the row's tests expects any result: what does nothing would pass. Leave such rows out."
+        )
     return tests
+
+
+def _expects_nothing(tests: Tests, expected: str) -> bool:
+    """As some tests may, but not all of a problem's."""
+    match tests.kind:
+        case "stdin":
+            return same_output("", expected)
+        case "call":
+            return same_result("null", expected, tests.wrapped)
+    return False
 
 
 def _livecodebench(row: Mapping[str, Any]) -> Tests:
@@ -135,9 +150,7 @@ def _text(value: Any) -> str:
 
 
 def _calls(pairs: Iterable[tuple[Any, Any]], fn_name: Any, wrapped: bool = False) -> Tests:
-    if not (isinstance(fn_name, str) and fn_name):
-        raise ValueError("tests of a function without its name")
-    return Tests("call", tuple(_call(given, expected) for given, expected in pairs), fn_name, wrapped)
+    return Tests("call", tuple(_call(given, expected) for given, expected in pairs), _demand_name(fn_name), wrapped)
 
 
 def _call(given: Any, expected: Any) -> tuple[str, str]:
@@ -153,6 +166,13 @@ def _demand_list(value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"not a list: {value!r:.80}")
     return list(value)
+
+
+def _demand_name(value: Any) -> str:
+    """Of a function. What is none, `Solution().add` say, no program could define."""
+    if not (isinstance(value, str) and value.isidentifier() and not iskeyword(value)):
+        raise ValueError(f"tests of a function without its name: {value!r:.80}")
+    return value
 
 
 def _demand_text(row: Mapping[str, Any], column: str) -> str:
