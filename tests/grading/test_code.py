@@ -58,6 +58,11 @@ def grader() -> Iterator[CodeGrader]:
         "out = open(1, 'w')\nout.write(str(int(input()) + int(input())))",
         "import os\nout = os.fdopen(os.dup(1), 'w')\nprint(int(input()) + int(input()), file=out)",
         "import atexit\natexit.register(print, int(input()) + int(input()))",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')\n"
+        "print(int(input()) + int(input()))",
+        "import sys\nclass Writer:\n  def write(self, text): sys.__stdout__.write(text)\nsys.stdout = Writer()\n"
+        "print(int(input()) + int(input()))",
+        "class Last:\n  def __del__(self): print(self.value)\nlast = Last()\nlast.value = int(input()) + int(input())",
         "import io, os, sys\nsys.stdout = io.StringIO()\nprint(int(input()) + int(input()))\n"
         "os.write(1, sys.stdout.getvalue().encode())",
         "print(int(input()) + int(input()))\nimport sys\nsys.exit(0)",
@@ -222,6 +227,29 @@ def check(candidate):
     ]
 
 
+def test_an_exception_of_the_programs_ends_no_loop_of_the_checks(grader: CodeGrader) -> None:
+    """`map` takes a StopIteration of the candidate for the end of what it goes through."""
+    checks = """
+def check(candidate):
+    for got, expected in zip(map(candidate, [1, 2]), [2, 3]):
+        assert got == expected
+"""
+    programs = ["def f(x): return x + 1", "def f(x): raise StopIteration", "def f(x): raise StopAsyncIteration"]
+    verdicts = grader.grade(list(map(block, programs)), Tests("check", ((checks, ""),), "f"))
+    assert [verdict.reason for verdict in verdicts] == [
+        "passed 1 test",
+        "test 1 of 1: ended with RuntimeError: StopIteration:",
+        "test 1 of 1: ended with RuntimeError: StopAsyncIteration:",
+    ]
+
+
+def test_what_every_module_has_is_no_function_of_the_program(grader: CodeGrader) -> None:
+    tests = Tests("call", (('["x"]', "null"),), "__init__")
+    assert (
+        grader.grade([block("")], tests)[0].reason == "test 1 of 1: ended with NameError: there is no function __init__"
+    )
+
+
 @pytest.mark.parametrize(
     ("row", "cause"),
     [
@@ -338,7 +366,7 @@ def test_calls_from_many_threads_do_not_mix(grader: CodeGrader) -> None:
 
 
 def test_the_verifier_names_the_python_that_runs_programs(grader: CodeGrader) -> None:
-    program = block("import platform\nprint('code/2+python-' + platform.python_version())")
+    program = block("import platform\nprint('code/3+python-' + platform.python_version())")
     assert grader.grade([program], Tests("stdin", (("", grader.verifier),)))[0].reward == 1.0
 
 

@@ -51,7 +51,7 @@ class CodeGrader:
 
     def start(self) -> None:
         """Raises TaskError, with what to do, where this machine cannot run a sandbox."""
-        self._verifier = self._verifier or f"code/2+python-{check()}"
+        self._verifier = self._verifier or f"code/3+python-{check()}"
 
     def close(self) -> None:
         """Ends the programs at hand and drops those that wait. Whoever waits for them gets a GradingError."""

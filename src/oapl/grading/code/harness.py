@@ -135,6 +135,7 @@ def prelude() -> dict[str, Any]:
 def clear_folders() -> None:
     """No test finds what another wrote."""
     for folder in WRITABLE:
+        os.chmod(folder, 0o755)  # a folder that cannot be read looks empty
         for path, folders, files in os.walk(folder, topdown=False):
             for name in (*folders, *files):
                 entry = os.path.join(path, name)
@@ -185,9 +186,10 @@ def run_main(program: str, names: dict[str, Any], _function: str, _input: bytes)
     status = status_of(lambda: exec(compile(program, "program.py", "exec", dont_inherit=True), module.__dict__))
     threading._shutdown()  # type: ignore[attr-defined]  # waits for all threads but daemons
     atexit._run_exitfuncs()
-    status = status_of(flush) or status
+    flush()
     module.__dict__.clear()  # a file left open is written when nothing holds it any more
     gc.collect()
+    flush()
     os._exit(status)
 
 
@@ -207,9 +209,10 @@ def status_of(act: Callable[[], None]) -> int:
 
 
 def flush() -> None:
+    """What cannot be flushed, as it was closed, detached or has no such method, tells nothing: the output does."""
     for stream in (sys.stdout, sys.__stdout__, sys.stderr):
-        if stream is not None and not getattr(stream, "closed", False):
-            stream.flush()
+        with suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
 
 
 def run_call(program: str, names: dict[str, Any], function: str, arguments: bytes) -> None:
@@ -302,9 +305,11 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def exception(fault: str, kind: str, message: str) -> Exception:
-    """What a check may expect of a candidate: an exception of Python's own kinds, but none that ends a process."""
+    """What a check may expect of a candidate: an exception of Python's own kinds, but none that ends a process, nor a
+    loop over the candidate's results."""
     found = getattr(builtins, kind, None) if kind else None
-    if isinstance(found, type) and issubclass(found, Exception):
+    ends_a_loop = found in (StopIteration, StopAsyncIteration)
+    if isinstance(found, type) and issubclass(found, Exception) and not ends_a_loop:
         with suppress(TypeError):  # some kinds are not made of a message
             return found(message)
     return RuntimeError(fault)
@@ -316,11 +321,11 @@ def load_function(program: str, names: dict[str, Any], name: str) -> Callable[..
     module.__dict__.pop(name, None)  # `add` of the prelude is not the program's
     exec(compile(program, "program.py", "exec", dont_inherit=True), module.__dict__)
     solution = getattr(module, "Solution", None)
-    holder = solution() if solution and hasattr(solution, name) else module
-    if not hasattr(holder, name):
+    if solution and hasattr(solution, name):
+        return getattr(solution(), name)  # type: ignore[no-any-return]
+    if name not in vars(module):
         raise NameError(f"there is no function {name}")
-    found: Callable[..., Any] = getattr(holder, name)
-    return found
+    return vars(module)[name]  # type: ignore[no-any-return]
 
 
 def close(*descriptors: int) -> None:
