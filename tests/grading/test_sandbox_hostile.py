@@ -16,7 +16,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -44,7 +46,9 @@ CHECKS = f"def check(candidate):\n    secret = {SECRET}\n    assert candidate(1)
 CHECKED = Tests("check", ((CHECKS, ""),), "f")
 MARK = "/tmp/written-by-a-hostile-program"
 
-CLONE, BPF, IO_SETUP = (56, 321, 206) if platform.machine() == "x86_64" else (220, 280, 0)
+CLONE, BPF, IO_SETUP, VMSPLICE, SYNCFS, EXIT = (
+    (56, 321, 206, 278, 306, 60) if platform.machine() == "x86_64" else (220, 280, 0, 75, 267, 93)
+)
 LIBC = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
 
 ATTEMPTS = {
@@ -90,6 +94,16 @@ ATTEMPTS = {
     "tracing itself": (LIBC + "assert libc.ptrace(0, 0, 0, 0) == 0", "AssertionError"),
     "files without a place": ("import os; os.memfd_create('x')", "PermissionError"),
     "memory without a process": (LIBC + "assert libc.shmget(0, 1 << 20, 0o1600) >= 0", "AssertionError"),
+    "memory that is shared without a file": ("import mmap; mmap.mmap(-1, 4096)", "PermissionError"),
+    "memory that is shared by a device": ("open('/dev/zero', 'r+b')", "FileNotFoundError"),
+    "memory that only a pipe holds": (
+        LIBC + f"import os; assert libc.syscall({VMSPLICE}, os.pipe()[1], ctypes.create_string_buffer(16), 1, 0) >= 0",
+        "AssertionError",
+    ),
+    "the host's disks at work": (LIBC + f"assert libc.syscall({SYNCFS}, 0) == 0", "AssertionError"),
+    "a watch on the host's files": (LIBC + "assert libc.inotify_init1(0) >= 0", "AssertionError"),
+    "a wider watch on the host's files": (LIBC + "assert libc.fanotify_init(0x200, 0) >= 0", "AssertionError"),
+    "the kernel's log": (LIBC + "assert libc.klogctl(10, None, 0) >= 0", "AssertionError"),
     "the kernel's rings": (
         LIBC + "assert libc.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0",
         "AssertionError",
@@ -139,7 +153,15 @@ EXCESSES = {
         "200 MB|one core",
     ),
     "memory that is shared": (
-        "import mmap\nm = mmap.mmap(-1, 3 * 10**8)\nm.write(b'x' * len(m))\nwhile True: pass",
+        "import mmap, os\nf = open('/run/x', 'w+b')\nf.truncate(15 * 10**7)\nm = mmap.mmap(f.fileno(), 0)\n"
+        "os.fork()\nfor i in range(0, len(m), 4096): m[i] = 1\nwhile True: pass",
+        "200 MB",
+    ),
+    "memory of processes whose first thread has ended": (
+        LIBC + "import os, threading, time\n"
+        "def hoard(): time.sleep(0.3); x = b'x' * 60_000_000; time.sleep(9)\n"
+        "for _ in range(4):\n  if os.fork() == 0: threading.Thread(target=hoard).start(); libc.syscall("
+        f"{EXIT}, 0)\ntime.sleep(9)",
         "200 MB",
     ),
     "memory in files": (
@@ -251,7 +273,7 @@ HARMLESS = {
         "import os; open('/tmp/x', 'x'); os.mkdir('/tmp/d'); os.symlink('/', '/tmp/d/l'); open('/dev/shm/x', 'x')"
     ),
     "writes where the host might": f"open({MARK!r}, 'w')",
-    "replaces its input": "import os; os.unlink('/run/stdin'); os.symlink('/dev/zero', '/run/stdin')",
+    "replaces its input": "import os; os.unlink('/run/stdin'); os.symlink('/dev/random', '/run/stdin')",
 }
 
 
@@ -357,6 +379,33 @@ def test_who_looks_everywhere_does_find_what_is_there(grader: CodeGrader) -> Non
 
 def test_a_program_that_only_knows_the_first_test_fails_the_second(grader: CodeGrader) -> None:
     assert judged(grader, "print(3)", ADD_ONE).reason == "test 2 of 2: wrong output: got '3', expected '11'"
+
+
+def test_a_program_that_hides_its_files_leaves_none_to_its_next_test(grader: CodeGrader) -> None:
+    program = f"""
+import os
+os.chmod("/tmp", 0o755)
+assert not os.path.exists("/tmp/left")
+open("/tmp/left", "x")
+os.chmod("/tmp", 0)
+{RIGHT}"""
+    assert judged(grader, program, ADD_ONE).reward == 1.0
+
+
+def test_a_program_that_wakes_the_watch_does_not_choose_its_moments() -> None:
+    """Looks are neither told by the time since the last nor, where output wakes the watch, chosen by printing."""
+    program = "import os, time\nwhile True: time.sleep(0.026); os.write(1, b'x')"
+    moments: list[float] = []
+
+    class Watched(Sandbox):
+        def _excess(self) -> sandbox.End | None:
+            moments.append(time.monotonic())
+            return super()._excess()
+
+    with Watched(program, "stdin", "", LIMITS) as watched:
+        watched.run(b"", output_limit=1000, timeout_s=2)
+    waits = [later - earlier for earlier, later in pairwise(moments)]
+    assert quantiles(waits, n=10)[0] < 0.02 < 0.03 < quantiles(waits, n=10)[-1]
 
 
 def test_sigkill_of_the_run_ends_its_sandboxes() -> None:

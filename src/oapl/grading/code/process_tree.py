@@ -38,9 +38,10 @@ def measure(root: int) -> Usage:
         waiting += children(pid)
         with suppress(*GONE):
             of_process = _stat(Path(f"/proc/{pid}"))
-            num_bytes += int(of_process[21]) * PAGE_BYTES
             num_threads += int(of_process[17])
-            threads = [of_process] if of_process[17] == b"1" else _stats_of_threads(pid)
+            threads = [of_process] if of_process[17] == b"1" else list(_stats_of_threads(pid))
+            # What is said of a process is said of its first thread, which shows no memory once it has ended.
+            num_bytes += max((int(thread[21]) for thread in threads), default=0) * PAGE_BYTES
             num_ready += sum(thread[0] == b"R" for thread in threads)
     return Usage(num_bytes, num_threads, num_ready)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import select
 import shutil
 import signal
@@ -36,6 +37,7 @@ End = Literal["answered", "died", "time", "output", "memory", "processes", "cpu"
 
 HELLO_TIMEOUT_S = 30.0
 POLL_S = 0.025
+"""Between two looks at what a program uses, on average: it must not know when to be idle."""
 READY_THREADS = 1.5
 """How many a program may have for ever: one, and some of another that hands over to it.
 
@@ -52,7 +54,7 @@ ERROR_LIMIT_BYTES = 16 << 20
 READ_BYTES = 1 << 16  # what a pipe holds
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -206,7 +208,7 @@ class Sandbox:
     def _exchange(self, output_limit: int, timeout_s: float) -> Outcome:
         """Sends what is unsent, and reads until the harness answers or a limit is passed."""
         deadline = time.monotonic() + timeout_s
-        next_look = time.monotonic() + POLL_S
+        next_look = _next_look()
         output, error, answer, num_error_bytes = bytearray(), b"", b"", 0
         poll = select.poll()
         for descriptor in (self._output, self._error, self._control):
@@ -216,7 +218,7 @@ class Sandbox:
         while end is None:
             if self._stop.is_set():
                 raise GradingError("the grader was closed")
-            ready = {descriptor for descriptor, _ in poll.poll(POLL_S * 1000)}
+            ready = {descriptor for descriptor, _ in poll.poll(max(0.0, next_look - time.monotonic()) * 1000)}
             if self._job in ready and not self._send():
                 poll.unregister(self._job)
             if self._control in ready:  # before output is read: what was printed before the answer is then in the pipe
@@ -233,7 +235,7 @@ class Sandbox:
             if end is None and now >= deadline:
                 end = "time"
             if end is None and now >= next_look:
-                end, next_look = self._excess(), now + POLL_S
+                end, next_look = self._excess(), _next_look()
         lines = error.decode("utf-8", "replace").split("\n")
         return Outcome(end, answer.decode().strip(), bytes(output), next((s for s in lines[::-1] if s.strip()), ""))
 
@@ -352,6 +354,10 @@ def _python_inside() -> tuple[str, str | None]:
         f"programs cannot be graded: an ordinary user cannot reach {interpreter}, and there is no /usr/bin/python3. "
         f"Install one (apt install python3), or run as an ordinary user."
     )
+
+
+def _next_look() -> float:
+    return time.monotonic() + POLL_S * random.uniform(0.5, 1.5)
 
 
 def _pipes(number: int) -> list[tuple[int, int]]:

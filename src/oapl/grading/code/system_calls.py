@@ -39,6 +39,13 @@ REFUSED = {  # by the kernel's tables: x86_64, aarch64
     "keyctl": (250, 219),
     "add_key": (248, 217),
     "request_key": (249, 218),
+    "vmsplice": (278, 75),  # a pipe then holds a page, and all of a huge one, that is no longer anyone's
+    "sync": (162, 81),  # of all the host's disks
+    "syncfs": (306, 267),
+    "inotify_init": (253, 26),  # what happens to files of the host, and memory for what happened
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    "syslog": (103, 116),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -53,7 +60,12 @@ ALLOWED_FOR = {  # the one value of the first argument with which a call is not 
     "prlimit64": ((302, 261), 0),  # itself
 }
 
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+REFUSED_WITH = {  # the argument, and what of its bits makes a call refused
+    # Shared memory without a file stays where it is, seen by no limit, when all but a page of it is unmapped.
+    "mmap": ((9, 222), 3, 0x2F, 0x21),  # MAP_SHARED | MAP_ANONYMOUS
+}
+
+LOAD, AND, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in the kernel's struct seccomp_data
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE: the call fails with EPERM
 FOREIGN_NUMBERS = 0x40000000  # x86_64 has its x32 calls from here on
@@ -75,6 +87,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
         *(line for numbers, value in ALLOWED_FOR.values() for line in _only_with(numbers[column], value)),
+        *(line for numbers, *bits in REFUSED_WITH.values() for line in _only_without(numbers[column], *bits)),
         *((test, len(numbers) - i, 0, number) for i, (test, number) in enumerate(zip(tests, numbers, strict=True))),
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, REFUSE),
@@ -90,4 +103,15 @@ def _only_with(number: int, value: int) -> list[tuple[int, int, int, int]]:
         (JUMP_IF_EQUAL, 0, 1, value),
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, REFUSE),
+    ]
+
+
+def _only_without(number: int, argument: int, mask: int, bits: int) -> list[tuple[int, int, int, int]]:
+    return [
+        (JUMP_IF_EQUAL, 0, 5, number),
+        (LOAD, 0, 0, ARGUMENT + 8 * argument),
+        (AND, 0, 0, mask),
+        (JUMP_IF_EQUAL, 0, 1, bits),
+        (RETURN, 0, 0, REFUSE),
+        (RETURN, 0, 0, ALLOW),
     ]
