@@ -875,6 +875,16 @@ def test_other_names_and_signs_are_wrong(answer: str, gold: str):
     assert reward(answer, gold) == 0.0
 
 
+@wrong(
+    (r"\tanh(1000)", "1"),  # 1 - 2e^{-2000}
+    (r"\cosh(2900)", r"\sinh(2900)"),  # their difference is e^{-2900}
+    (r"\cos(e^{-500})", "1"),
+    (r"\sqrt{1+e^{-1500}}", "1"),
+)
+def test_exponentials_are_told_apart_however_small_the_difference(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
 def test_a_space_cut_off_at_the_end_does_not_matter():
     assert grade_answer(r"\boxed{42\ }", "42").reward == 1.0
 

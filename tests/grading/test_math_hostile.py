@@ -120,7 +120,7 @@ def test_several_threads_may_grade_at_once(grader: MathGrader):
 
 
 def test_the_verifier_names_what_rewards_depend_on(grader: MathGrader):
-    assert grader.verifier.startswith("math/2+sympy-")
+    assert grader.verifier.startswith("math/3+sympy-")
 
 
 # The pool itself, with functions that misbehave

@@ -109,13 +109,15 @@ def is_zero(difference: sympy.Expr) -> bool:
 
 
 def precision(value: sympy.Expr) -> int:
-    """Bits that tell the value from zero: some for every bit of the numbers in it, more for powers."""
+    """Bits that tell the value from zero: some for every bit of the numbers in it, more for powers and exponentials."""
     bits = LEAST_BITS
     for number in value.atoms(sympy.Rational):
         bits += 4 * (int(abs(number.p)).bit_length() + int(number.q).bit_length())
     for power in value.atoms(sympy.Pow):
         if power.exp.is_Rational:
             bits += 8 * int(abs(power.exp))
+    for exponential in value.atoms(*EXPONENTIAL):
+        bits += 8 * int(abs(sympy.N(exponential.args[0])))
     if bits > MOST_BITS:
         raise Unreadable("numbers too large to compare")
     return bits

@@ -10,7 +10,7 @@ from oapl.grading.math.answers import final_answer
 from oapl.grading.pool import WorkerPool
 from oapl.types import Verdict
 
-GRADER_VERSION = 2
+GRADER_VERSION = 3
 """Goes up with every change that gives some answer another reward."""
 
 
@@ -35,7 +35,7 @@ class MathGrader:
 
     @property
     def verifier(self) -> str:
-        """`math/2+sympy-1.14.0`: what the rewards depend on."""
+        """`math/3+sympy-1.14.0`: what the rewards depend on."""
         return f"math/{GRADER_VERSION}+sympy-{version('sympy')}"
 
     def start(self) -> None:
