@@ -876,12 +876,142 @@ def test_other_names_and_signs_are_wrong(answer: str, gold: str):
 
 
 @wrong(
+    (r"\text{-}5", "5"),
+    (r"5\text{!}", "5"),
+    (r"x\text{+}y", "xy"),
+    (r"2\text{/}x", "2x"),
+    (r"\text{>}5", "5"),
+    (r"5\text{?}", "5"),
+)
+def test_signs_in_a_text_are_not_left_out(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"\text{-}5", "-5"), (r"5\text{!}", "120"), (r"1\text{, }2", "1,2"), (r"1\text{ \& }2", "1,2"), (r"5\text{.}", "5")
+)
+def test_signs_in_a_text_are_those_signs(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    (r"(A)\ 5, (B)\ 6", "A"),
+    (r"\text{(A) }\text{(B)}", "A"),
+    (r"\text{(A) 5 or (B) 6}", "A"),
+    (r"\text{(C) } D", "C"),
+    (r"\text{(C) or (D)}", "C"),
+    (r"\text{(C) }12 \text{ or D}", "C"),
+)
+def test_two_choices_are_none(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"\text{A)}", "A"),
+    (r"\text{A) }5", "A"),
+    ("A. 5", "A"),
+    ("A. 5", "5"),
+    (r"\text{(B) 12.}", "12"),
+    (r"\text{Choice A}", "A"),
+    (r"\text{Option (C)}", r"\text{(C)}"),
+    (r"\textbf{(C) }\text{an ellipse}", "C"),
+    (r"\textbf{(B) } 12\text{ and }13", "B"),
+)
+def test_a_choice_may_be_written_in_more_ways(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(
+    ("1, 2, 3, ...", "1, 2, 3"),
+    ("1, 2, 3…", "1, 2, 3"),
+    ("3.14...", "3.14"),
+    ("0.333...", "0.333"),
+)
+def test_what_goes_on_is_not_what_ends(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@wrong(
+    (r"5\text{ sixteenths}", "5"),
+    (r"5\text{ fortytwo}", "5"),
+    (r"5\text{ eighty-two}", "5"),
+    (r"5\text{ twentieths}", "5"),
+    (r"5\text{ tens}", "5"),
+    (r"2\mathrm{AB}", "2"),
+    (r"2\text{ xy}", "2"),
+    (r"5\mathrm{M}", "5"),
+    (r"\pi\mathrm{S}", r"\pi"),
+)
+def test_numbers_in_words_and_upright_letters_are_no_units(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"5\text{ L}", r"5\text{ liters}"),
+    (r"5\text{ of them}", "5"),
+    (r"5\text{ parties}", "5"),
+    (r"36\degree", "36"),
+    (r"36^{\degree}", "36"),
+    (r"36{}^\circ", "36"),
+    (r"\sin 30\degree", "0.5"),
+    ("5^{th}", "5"),
+    ("€1,000", "1000"),
+    (r"\pounds 5", r"5\text{ pounds}"),
+    ("5¢", r"5\text{ cents}"),
+)
+def test_more_units_are_read(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(("€5", r"\$5"), (r"\$5 €", "5"), ("5¢", r"\$5"))
+def test_another_currency_is_wrong(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@wrong(
     (r"\tanh(1000)", "1"),  # 1 - 2e^{-2000}
     (r"\cosh(2900)", r"\sinh(2900)"),  # their difference is e^{-2900}
     (r"\cos(e^{-500})", "1"),
     (r"\sqrt{1+e^{-1500}}", "1"),
 )
 def test_exponentials_are_told_apart_however_small_the_difference(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"10\;000", "10000"),
+    (r"10\text{,}000", "10000"),
+    (r"0.\bar3", r"\frac13"),
+    (r"0.1\dot{6}", r"\frac16"),
+    ("(2516)_8", "2516_8"),
+    ("DEF_{16}", "(DEF)_{16}"),
+    (r"(0,1) \bigcup (2,3)", r"(0,1) \cup (2,3)"),
+    (r"k\pi, k\in\mathbb Z", r"k\pi"),
+)
+def test_more_ways_to_write_a_number_or_a_set_are_read(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong((r"0.\bar35", r"\frac13"), (r"0.\dot1\dot2", r"\frac19"), ("EDF_{16}", "DEF_{16}"), ("(2516)_8", "2516"))
+def test_other_digits_are_another_number(answer: str, gold: str):
+    assert reward(answer, gold) == 0.0
+
+
+@right(
+    (r"e = \frac12", "0.5"),  # of an ellipse
+    ("i = 5", "5"),
+    (r"\det A = 5", "5"),
+    (r"\det(A) = 5", "5"),
+    (r"\deg f = 5", "5"),
+    (r"\Pr(A) = \frac12", "0.5"),
+    (r"\sin\angle ABC = \frac12", "0.5"),
+)
+def test_more_names_may_stand_before_the_value(answer: str, gold: str):
+    assert reward(answer, gold) == 1.0
+
+
+@wrong(("e = 2.718281828", "e"), ("i = -1", "i"), (r"\sin\angle ABC = 30", r"\angle ABC = 30"))
+def test_a_name_does_not_make_a_value_right(answer: str, gold: str):
     assert reward(answer, gold) == 0.0
 
 

@@ -101,8 +101,9 @@ def _plain_words(answer: Answer) -> str | None:
     else:
         return None
     text = " ".join(text.casefold().split()).rstrip(".")
-    bracketed = re.fullmatch(r"\((.*)\)", text)
-    text = re.sub(r"^(?:an?|the) (?=.)", "", bracketed.group(1) if bracketed else text)
+    text = re.sub(r"^(?:choice|option) (?=\W?\w\W?$)", "", text)
+    bracketed = re.fullmatch(r"\((.*)\)|([a-z])\)", text)
+    text = re.sub(r"^(?:an?|the) (?=.)", "", bracketed.group(1) or bracketed.group(2) or "" if bracketed else text)
     return text.removesuffix("s") if text.startswith("no ") else text
 
 

@@ -163,10 +163,6 @@ class _Reader:
             elif self.next == "^" and self.after(1) == r"\circ":
                 self.place += 2
                 base = base * sympy.pi / 180
-            elif self.next == "^" and self.after(1) == "{" and self.after(2) == r"\circ":
-                self.place += 3
-                self.expect("}")
-                base = base * sympy.pi / 180
             elif self.next == "^":
                 self.take()
                 is_braced = self.next == "{"

@@ -43,7 +43,6 @@ SYNONYMS = {
     r"\mid": "|",
     r"\varnothing": r"\emptyset",
     r"\infin": r"\infty",
-    r"\degree": r"\circ",
     r"\colon": ":",
     r"\land": r"\text{and}",
     r"\lor": r"\text{or}",
@@ -51,6 +50,11 @@ SYNONYMS = {
     r"\varphi": r"\phi",
     r"\varepsilon": r"\epsilon",
     r"\simeq": r"\approx",
+    r"\bigcup": r"\cup",
+    r"\imath": "i",
+    r"\Pr": "P",
+    r"\pounds": "£",
+    r"\&": r"\text{and}",
     "%": r"\%",
 }
 
@@ -63,6 +67,7 @@ SIGNS = {
     "π": r"\pi ",
     "√": r"\sqrt ",
     "°": r"^\circ ",
+    "º": r"^\circ ",
     "∞": r"\infty ",
     "≤": r"\le ",
     "≥": r"\ge ",
@@ -77,6 +82,7 @@ SIGNS = {
     "½": r"\frac{1}{2}",
     "¼": r"\frac{1}{4}",
     "¾": r"\frac{3}{4}",
+    "…": "...",
     "\u00a0": " ",
 }
 """Signs outside ASCII, and the commands that they stand for."""
@@ -90,12 +96,19 @@ LOOKS = re.compile(
 )
 """What only concerns looks. `\\$` is not in it: it says dollars."""
 
-GAP = r"\s*(?:\{,\}|,\s*\\!|\\!\s*,|\\,|\\!|\\ |~|\s)\s*"
+GAP = r"\s*(?:\{,\}|\\text\{,\}|,\s*\\!|\\!\s*,|\\[,!:; ]|~|\s)\s*"
 GROUPED = re.compile(rf"(?<![\d.])(?<!(?<!\\),)\d{{1,3}}(?:{GAP}\d{{3}})+(?!\d)")
 """Digits in threes, with a mark between them that is no comma of a list. A `\\,` before them is a space."""
 COMMAS = re.compile(r"(?<![\d.])(?<!(?<!\\),)\d{1,3}(?:,\d{3})+(?![\d])")
 
-REPEATING = re.compile(r"(\d*)\.(\d*)\s*\\(?:overline|bar)\s*\{(\d+)\}")
+REPEATING = re.compile(
+    r"(\d*)\.(\d*)\s*\\(?:(?:overline|bar)\s*\{(\d+)\}|(?:overline|bar|dot)\s*(?:\{(\d)\}|(\d)(?!\d)))"
+)
+"""`0.1\\overline{6}`; of `0.\\bar 3` and `0.\\dot{3}` the period is a digit."""
+DEGREES = re.compile(
+    r"(?:\{\}\s*)?\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z]))|\\(?:text)?degree(?![A-Za-z])"
+)
+"""`36^\\circ`, `36^{\\circ}`, `36{}^\\circ`, `36\\degree`."""
 
 _FUNCTION_NAMES = """
 sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp gcd lcm max min
@@ -142,6 +155,9 @@ def tokenize(text: str) -> list[str]:
     text = GROUPED.sub(lambda match: re.sub(r"\D", "", match.group()), text)
     text = _join_thousands(text)
     text = REPEATING.sub(_repeating_decimal, text)
+    text = DEGREES.sub(r"^\\circ ", text)
+    text = re.sub(r"\^\{(st|nd|rd|th)\}", r"^{\\text{\1}}", text)
+    text = re.sub(r"\\mathbb\s*([A-Z])(?![A-Za-z])", r"\\mathbb{\1}", text).replace("...", r"\ldots ")
     text = BOLD.sub("", text).replace("{:}", ":")
     text = LOOKS.sub(" ", text.replace(r"\$", r"\dollar "))
     tokens: list[str] = []
@@ -186,7 +202,8 @@ def _join_thousands(text: str) -> str:
 
 def _repeating_decimal(match: re.Match[str]) -> str:
     r"""`0.1\overline{6}` is 15/90: the digits with one period, less those before it, over nines and zeros."""
-    whole, before, period = match.groups()
+    whole, before, *periods = match.groups()
+    period = next(filter(None, periods))
     top = int(whole + before + period) - int(whole + before or "0")
     return rf"{{\frac{{{top}}}{{{'9' * len(period) + '0' * len(before)}}}}}"
 
@@ -199,7 +216,7 @@ def _tokenize_text(content: str, has_argument: bool) -> list[str]:
         return [word]
     if word in ("e", "i"):  # upright constants; alone they are still letters
         return [word]
-    return [rf"\text{{{word}}}"] if re.search(r"\w", word) else []
+    return [rf"\text{{{word}}}"] if re.search(r"\w", word) else _tokenize_mathematics(word)  # `\text{-}5` is -5
 
 
 def _tokenize_mathematics(text: str) -> list[str]:

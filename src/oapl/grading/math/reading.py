@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import TypeAlias
 
 import sympy
@@ -110,10 +110,11 @@ _TEXT = r"\\text\{[^{}]*\}"
 _MARKS = r"(?:_(?:\{[^{}]*\}|\w)|')*"
 _CAPITALS = rf"(?:[A-Z]{_MARKS}){{2,}}"
 _SINGLE = rf"(?:{_LETTER}|{_DECORATED}){_MARKS}"
-NAME = re.compile(rf"(?:m\\angle|(?:{_TEXT})?(?:\\angle|\\triangle)?)(?:{_CAPITALS}|{_SINGLE}|(?:{_TEXT}{_MARKS})+)")
+_BEFORE = rf"(?:m\\angle|\\(?:sin|cos|tan|cot|sec|csc)\\angle|\\det|\\deg|(?:{_TEXT})?(?:\\angle|\\triangle)?)"
+NAME = re.compile(rf"{_BEFORE}(?:{_CAPITALS}|{_SINGLE}|(?:{_TEXT}{_MARKS})+)")
 """`x`, `x_1`, `AB`, `\\angle ABC`, `\\text{Area}`. No product, as `xy` is: `xy = 6` does not say what xy is called."""
 _GREEK = rf"\\(?:{'|'.join(sorted(GREEK, key=len, reverse=True))})"
-_CALLED = rf"(?:[fghpqrsuvwA-Z]|{_GREEK}|{_TEXT}){_MARKS}(?:\^\{{?-1\}}?)?"
+_CALLED = rf"(?:[fghpqrsuvwA-Z]|\\det|\\deg|{_GREEK}|{_TEXT}){_MARKS}(?:\^\{{?-1\}}?)?"
 CALL = re.compile(rf"({_CALLED})(?:\(([^()<>]*)\)|\[([^\[\]<>]*)\])")
 """`f(x)`, `f^{-1}(2)`, `P(X=2)`, `E[X]`. `x(x+1)` is a product."""
 FUNCTION_OF_ONE = re.compile(r"([a-z])\(([ntx])\)")
@@ -121,7 +122,9 @@ FUNCTION_OF_ONE = re.compile(r"([a-z])\(([ntx])\)")
 SIZE = re.compile(r"\|(?:[A-Z]|\\cup|\\cap|\\vec\{[A-Za-z]+\})+\||\[[A-Z]{3,}\]")
 """The number of a set's elements, the length of a segment or vector, and the area `[ABC]`."""
 TUPLE_OF_NAMES = re.compile(rf"\({_LETTER}(?:,{_LETTER})+\)")
-CHOICE = re.compile(r"(?:\(([A-E])\)|([A-E])\.)\s*(\S.*)?", re.DOTALL)
+CHOICE = re.compile(r"(?:\(([A-E])\)|([A-E])[.)])\s*(\S.*)?", re.DOTALL)
+ANOTHER_CHOICE = re.compile(r"\([A-E]\)|(?:^|[,;/]|or|and)[A-E][.)]?(?=$|[,;/]|or|and)")
+"""Beside a first one: who names two has made none."""
 REALS = frozenset(["all real numbers", "all reals", "the real numbers", "all real x", "all real values"])
 ALL_REALS = Group("()", (Value(-sympy.oo), Value(sympy.oo)))
 DOMAIN = re.compile(r"([A-Za-z])\\in\\mathbb\{[NZRQC]\}")
@@ -185,17 +188,24 @@ def _list(tokens: list[str]) -> Answer:
 
 
 def _choice(tokens: list[str]) -> Answer | None:
-    r"""`\textbf{(B) } 12` and `(B)\ 12`. `(B)x` and `(B)(C)` are products."""
+    r"""`\textbf{(B) } 12`, `(B)\ 12` and `B. 12`. `(B)x` and `(B)(C)` are products."""
     if not tokens:
         return None
     if tokens[0].startswith(r"\text{") and len(tokens) > 1:
         match = CHOICE.fullmatch(tokens[0][6:-1])
         if match and not match.group(3):
-            return Choice(match.group(1) or match.group(2), _list(tokens[1:]))
-    is_letter = len(tokens) > 3 and tokens[0] == "(" and re.fullmatch("[A-E]", tokens[1]) and tokens[2] == ")"
-    if is_letter and (tokens[3].isdigit() or tokens[3] in (r"\frac", r"\dollar")):
-        return Choice(tokens[1], _list(tokens[3:]))
+            return _chosen(match.group(1) or match.group(2), "".join(tokens[1:]), _list(tokens[1:]))
+    match = re.match(r"(?:\(([A-E])\)|([A-E])\.)(?:\d|\\frac|\\dollar)", "".join(tokens[:4]))
+    if match:
+        beside = tokens[3:] if match.group(1) else tokens[2:]
+        return _chosen(match.group(1) or match.group(2), "".join(beside), _list(beside))
     return None
+
+
+def _chosen(letter: str, beside: str, answer: Answer) -> Choice:
+    if ANOTHER_CHOICE.search(re.sub(r"\\text|[{}\s]", "", beside)):
+        raise Unreadable("more than one choice")
+    return Choice(letter, answer)
 
 
 def _without_condition(tokens: list[str]) -> list[str]:
@@ -313,7 +323,7 @@ def _words(text: str) -> Answer:
     text = " ".join(text.split())
     choice = CHOICE.fullmatch(text)
     if choice and choice.group(3) and re.match(r"[-.$\d]", choice.group(3)):
-        return Choice(choice.group(1) or choice.group(2), read(choice.group(3)))
+        return _chosen(choice.group(1) or choice.group(2), choice.group(3), read(choice.group(3)))
     if re.match(r"[-.$\d]|\(.*\d|[A-Za-z] ?= ?[-.$\d]", text):
         return read(text)
     if text.casefold().rstrip(".") in REALS:
@@ -350,12 +360,12 @@ def _point(tokens: list[str]) -> Named | None:
 def _relation(sides: list[list[str]], signs: list[str]) -> Answer:
     names = [_name(side) for side in sides]
     if all(sign == "=" for sign in signs):
-        if names[0] and names[0] not in ("e", "i"):
+        if names[0]:
             if len(sides) > 2 and all(names[1:-1]):  # x = y = 2
                 value = _one_or_two(sides[-1])
                 return Group("{}", tuple(_named(name, value) for name in names[:-1]))
             return _named(names[0], _all_the_same(sides[1:]))
-        if len(sides) == 2 and names[1] and names[1] not in ("e", "i"):
+        if len(sides) == 2 and names[1]:
             return _named(names[1], _one_or_two(sides[0]))
     turned = [TURNED[sign] for sign in signs]
     if len(sides) == 2 and bool(names[0]) != bool(names[1]) and signs[0] not in ("=", r"\ne"):
@@ -469,11 +479,13 @@ def _matrix(tokens: list[str]) -> Answer:
 
 
 def _numeral(tokens: list[str]) -> Answer | None:
-    """`2516_8`, `2516_{8}`, `1A_{16}`; in base ten it is a number like any other."""
-    match = re.fullmatch(r"([0-9A-Z]+)_\{?(\d+)\}?", "".join(tokens).replace(r"\text", "").replace(" ", ""))
-    if match is None or not tokens[0].isdigit() or tokens[1].isdigit():
+    """`2516_8`, `2516_{8}`, `(2516)_8`, `A1_{16}`; in base ten it is a number like any other."""
+    match = re.fullmatch(r"(\()?([0-9A-Z]+)(?(1)\))_\{?(\d+)\}?", "".join(tokens).replace(r"\text", ""))
+    if match is None or any(one.isdigit() and other.isdigit() for one, other in pairwise(tokens)):
         return None
-    digits, base = match.group(1), int(match.group(2))
+    digits, base = match.group(2), int(match.group(3))
+    if not digits[0].isdigit() and (len(digits) == 1 or int(max(digits), 36) >= base):  # such as the segment AB_1
+        return None
     return Value(sympy.Integer(digits)) if base == 10 and digits.isdigit() else Numeral(digits.lstrip("0"), base)
 
 
@@ -501,21 +513,22 @@ def _value(tokens: list[str]) -> Value:
 UNIT = re.compile(r"(?:\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?|\\cdot|/|\.)+")
 SCALES = ("C", "F")
 """Of temperature."""
-DEGREES = ["^", r"\circ"], ["^", "{", r"\circ", "}"]
+DEGREES = ["^", r"\circ"]
+CURRENCIES = {r"\dollar": "dollar", "¢": "cent", "€": "euro", "£": "lb", "¥": "yen", "₹": "rupee"}
+"""Their signs, and the units that their names are read as: a pound is one of either kind."""
 
 
 def _without_unit(tokens: list[str]) -> tuple[list[str], int, str | None]:
     """The value's tokens, what `million` and the like multiply it by, and the unit where it is a known one."""
-    if r"\dollar" in tokens:
-        tokens, factor, _ = _without_unit([token for token in tokens if token != r"\dollar"])
-        return tokens, factor, "dollar"
+    if len(currencies := {*CURRENCIES}.intersection(tokens)) == 1:
+        tokens, factor, _ = _without_unit([token for token in tokens if token not in currencies])
+        return tokens, factor, CURRENCIES[currencies.pop()]
     if tokens and tokens[-1] == r"\%":
         return tokens[:-1], 1, "percent"
     if r"\circ" in tokens[-3:-1] and tokens[-1] in (*SCALES, *(rf"\text{{{scale}}}" for scale in SCALES)):
         tokens = tokens[:-1]  # 50^\circ F
-    for degrees in DEGREES:
-        if tokens[-len(degrees) :] == degrees and not FUNCTIONS.intersection(token[1:] for token in tokens):
-            return tokens[: -len(degrees)], 1, "degree"
+    if tokens[-2:] == DEGREES and not FUNCTIONS.intersection(token[1:] for token in tokens):
+        return tokens[:-2], 1, "degree"
     if re.fullmatch(r".*\d\^\{?\\text\{(?:st|nd|rd|th)\}\}?", "".join(tokens)):
         return tokens[: -4 if tokens[-1] == "}" else -2], 1, None  # 7^{\text{th}}
     start = next((place for place, token in enumerate(tokens) if token.startswith(r"\text{")), len(tokens))
