@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,16 +155,26 @@ def start(recipe: Path, run: RunFolder) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
+def lock_pid(run: RunFolder, role: str) -> int:
+    return int((run.path / f".{role}.lock").read_text())
+
+
+def lease_pid(path: Path) -> int:
+    return int(json.loads(path.read_text())["pid"])
+
+
 def holder(run: RunFolder, role: str, launcher: subprocess.Popen[bytes], patience_s: float = 120) -> int | None:
     """The process that plays a role in this launch, once there is one; None if the launch ended first."""
     give_up = time.monotonic() + patience_s
     while launcher.poll() is None:
         assert time.monotonic() < give_up, f"no {role} after {patience_s} s"
-        with suppress(OSError, ValueError):
-            pid = int((run.path / f".{role}.lock").read_text())
-            status = Path(f"/proc/{pid}/status").read_text()
-            if f"PPid:\t{launcher.pid}\n" in status:
-                return pid
+        leases = run.path.glob("rounds/*/leases/*.json")
+        pids = [partial(lease_pid, path) for path in leases] if role == "sampler" else [partial(lock_pid, run, role)]
+        for read in pids:
+            with suppress(OSError, ValueError):
+                status = Path(f"/proc/{(pid := read())}/status").read_text()
+                if f"PPid:\t{launcher.pid}\n" in status:
+                    return pid
         time.sleep(0.02)
     return None
 

@@ -349,7 +349,7 @@ def test_a_full_disk_leaves_a_shard_unstored_and_the_next_try_stores_it(
 
     shard = make_shard([make_group(3, [1.0, 0.0])])
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
+        patch.setattr(os, "link", fail)
         with pytest.raises(StoreError, match="The disk is full"):
             folder.write_shard(round, 1, shard)
     assert folder.has_shard(0)

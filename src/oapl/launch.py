@@ -152,8 +152,7 @@ def evaluate_with(crew: Crew, recipe: Recipe, folder: RoundFolder, find: Callabl
 
 def run_workers(crew: Crew, recipe: Recipe, role: str, **arguments: Any) -> None:
     """Shares a role that samples evaluations out to all workers, and waits for them."""
-    count = recipe.evaluation.num_workers
-    workers = [f"evaluation-{worker}" for worker in range(count)]
-    for worker, child in enumerate(workers):
-        crew.start(child, role, worker=worker, num_workers=count, **arguments)
+    workers = [f"evaluation-{worker}" for worker in range(recipe.evaluation.num_workers)]
+    for worker in workers:
+        crew.start(worker, role, **arguments)
     crew.wait_for(*workers)

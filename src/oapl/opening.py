@@ -34,7 +34,7 @@ def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
 
 def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
     """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
-    with run.lock("trainer"), run.lock("sampler"):  # until the processes of a killed run are gone
+    with run.lock("trainer"):  # until that of a killed run is gone
         check_same_run(recipe, run)
         recorded = recorded_rounds(recipe, run)
         trainer = recipe.trainer

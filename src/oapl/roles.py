@@ -40,8 +40,7 @@ def sample(recipe: Recipe, run: RunFolder, events: Events, *, follow: bool) -> i
     use_threads(recipe.engine.num_threads)
     sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
     try:
-        with run.lock("sampler"):
-            return run_sampler(sampler, run, follow=follow)
+        return run_sampler(sampler, run, follow=follow)
     finally:
         sampler.close()
 
@@ -53,16 +52,14 @@ def evaluate(
     *,
     folder: RoundFolder,
     find: Callable[[], PolicyRef | None],
-    worker: int = 0,
-    num_workers: int = 1,
     alone: bool = False,
 ) -> None:
-    """Samples this worker's part of an evaluation of the weights that `find` gives, as soon as there are some. One that
-    stands `alone` is no part of its run's work."""
+    """Samples an evaluation of the weights that `find` gives, as soon as there are some, or its part beside others that
+    do. One that stands `alone` is no part of its run's work."""
     wait_until(lambda: find() is not None, events.should_stop)
     if (policy := find()) is not None:
         sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard, alone=alone)
-        fill_evaluation(sampler, policy, folder, worker, num_workers)
+        fill_evaluation(sampler, policy, folder)
 
 
 def validate(
@@ -71,10 +68,8 @@ def validate(
     events: Events,
     *,
     steps: Sequence[int],
-    worker: int = 0,
-    num_workers: int = 1,
 ) -> None:
-    """Samples this worker's part of the validation of each of these snapshots, all of which are there."""
+    """Samples the validation of each of these snapshots, all of which are there, or its part beside others that do."""
     use_threads(recipe.engine.num_threads)
 
     def on_shard(event: Mapping[str, Any]) -> None:
@@ -86,7 +81,7 @@ def validate(
             snapshot = run.snapshot(step)
             assert snapshot is not None
             round = plan_validation(recipe, sampler.task, snapshot)
-            sampler.fill(run.validation(step), round, worker=worker, num_workers=num_workers)
+            sampler.fill(run.validation(step), round)
             if events.should_stop():
                 return
     finally:
@@ -99,7 +94,7 @@ def evaluate_model(recipe: Recipe, name_or_path: str, events: Events, folder: Ro
     files = {file.name: digest_file(file) for file in sorted(path.glob("*.safetensors"))}
     digest = weights_digest(files) if files else name_or_path
     sampler = Sampler(recipe, lambda _: path, events.should_stop, events.on_shard, alone=True)
-    fill_evaluation(sampler, PolicyRef(0, 0, digest), folder, worker=0, num_workers=1)
+    fill_evaluation(sampler, PolicyRef(0, 0, digest), folder)
 
 
 def regrade(recipe: Recipe, events: Events, folder: RoundFolder) -> None:
@@ -111,11 +106,11 @@ def regrade(recipe: Recipe, events: Events, folder: RoundFolder) -> None:
         task.close()
 
 
-def fill_evaluation(sampler: Sampler, policy: PolicyRef, folder: RoundFolder, worker: int, num_workers: int) -> None:
+def fill_evaluation(sampler: Sampler, policy: PolicyRef, folder: RoundFolder) -> None:
     use_threads(sampler.recipe.engine.num_threads)
     try:
         round = plan_evaluation(sampler.recipe, sampler.task, policy)
-        sampler.fill(folder, round, worker=worker, num_workers=num_workers)
+        sampler.fill(folder, round)
     finally:
         sampler.close()
 
@@ -131,7 +126,7 @@ def train_inline(recipe: Recipe, run: RunFolder, events: Events) -> None:
             sampler.fill(run.round(index), plan_round(recipe, sampler.task, policy, index))
 
     try:
-        with run.lock("trainer"), run.lock("sampler"):
+        with run.lock("trainer"):
             run_trainer(recipe, run, events.should_stop, events.on_step, fill_round)
     finally:
         sampler.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from oapl.errors import StoreError, TaskError
 from oapl.judging import MAX_FAILED_IN_A_ROW, Judge, shard_event
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, training_params
-from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside
+from oapl.store.leases import Leases
 from oapl.tasks import Task, make_task
 from oapl.types import (
     Completion,
@@ -38,6 +38,8 @@ from oapl.types import (
     split_and_index,
 )
 
+POLL_S = 0.05
+"""Seconds between looks at what other samplers have in their hands."""
 MAX_CHECKED = 4096
 """Rows of a split that are looked at before anything is sampled."""
 ShardEvent = Mapping[str, Any]
@@ -65,6 +67,7 @@ class Sampler:
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
         self._mismatch = 0.0
+        self._leases: dict[Path, Leases] = {}
 
     def hold(self, policy: PolicyRef) -> None:
         """Makes sure that the engine holds this policy: files verified, loaded, and its probe scored."""
@@ -92,60 +95,76 @@ class Sampler:
             scores = self.engine.score(probe)
         return check_probe(path, scores, self.recipe.probe_tolerance)
 
-    def fill(self, folder: RoundFolder, round: Round, *, worker: int = 0, num_workers: int = 1) -> None:
-        """Samples, grades and stores the round's missing shards in order, and seals the round once all are in.
+    def fill(self, folder: RoundFolder, round: Round) -> None:
+        """Works on a round, and waits for others at work on it, until it is sealed or this is told to stop."""
+        while not self.work_on(folder, round) and not self.should_stop():
+            time.sleep(POLL_S)
+
+    def work_on(self, folder: RoundFolder, round: Round) -> bool:
+        """Samples, grades and stores what of the round is missing and not in another sampler's hands; seals it once all
+        is in. Returns whether it is sealed.
 
         Opens the round if need be; a stored one of another policy is moved aside first. Shards are sampled in blocks
-        that fill the engine, and of several workers each takes every `num_workers`-th block. Ends early, with nothing
-        stored lost, when told to stop. Raises StoreError where the folder holds a round that was planned with other
-        settings.
+        that fill the engine, each by the sampler that took its lease. Ends early, with nothing stored lost, when told
+        to stop. Raises StoreError where the folder holds a round that was planned with other settings, and TaskError
+        where grading is broken.
         """
+        self._open(folder, round)
+        leases = self._leases.setdefault(folder.path, Leases(folder.path / "leases", self.recipe.launch.lease_s))
+        patience = min(MAX_FAILED_IN_A_ROW, round.num_prompts)
+        made: dict[int, Shard] = {}
+        with ExitStack() as held:
+            for block in self._blocks(round):
+                if not missing_shards(folder, block):
+                    continue
+                if self.should_stop():
+                    return False
+                if (lease := leases.take(f"block-{block.start:05d}")) is None:
+                    continue
+                held.enter_context(lease)
+                drafts = folder.read_drafts()
+                for number, shard in self.make_shards(folder, round, block, drafts, patience):
+                    made[number] = shard
+                    if self._judge.failed_in_a_row < shard.num_prompts:
+                        self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
+                if self.should_stop():
+                    return False
+                if not made:
+                    remove_stored(folder, round, drafts)
+                    held.close()
+            self._store(folder, round, made)
+        if folder.is_sealed():
+            return True
+        if missing_shards(folder, range(round.num_shards)) or folder.set_strange_shards_aside(round):
+            return False
+        check_some_graded(folder, round)
+        folder.seal(round)
+        return True
+
+    def _open(self, folder: RoundFolder, round: Round) -> None:
         folder.finish_adopting()
-        stored = folder.load() if folder.is_open() else None
-        if stored is not None and stored.policy != round.policy:
+        if folder.is_open() and folder.load().policy != round.policy:
             move_aside(folder.path)
-            stored = None
-        if stored is None:
-            folder.open(round)
-        elif stored != replace(round, verifier=stored.verifier, problems=stored.problems and round.problems):
+        stored = folder.load() if folder.is_open() else folder.open_once(round)
+        if stored != replace(round, verifier=stored.verifier, problems=stored.problems and round.problems):
             raise StoreError(  # a mended reward may go on
                 f"{folder.path} holds a round of the same policy that was planned with other "
                 f"{what_differs(stored, round)} than asked for now. Use the same, or another run_dir or output_dir."
             )
-        elif self.alone and stored.verifier != round.verifier:
+        if self.alone and stored.verifier != round.verifier:
             if folder.is_sealed():
                 raise StoreError(
                     f"{folder.path} was graded by {stored.verifier}, and the task has {round.verifier} now. Grade all "
                     f"of it again by --regrade, or take another output_dir."
                 )
             folder.take_verdicts_back(round)
-        blocks = self._blocks(round)[worker::num_workers]
-        own_prompts = sum(len(round.positions(number)) for block in blocks for number in block)
-        patience = min(MAX_FAILED_IN_A_ROW, own_prompts)
-        drafts = folder.read_drafts()
-        made: dict[int, Shard] = {}
-        for block in blocks:
-            missing = [number for number in block if not folder.has_shard(number)]
-            if missing and self.should_stop():
-                return
-            for number, shard in self.make_shards(folder, round, block, missing, drafts, patience):
-                made[number] = shard
-                if self._judge.failed_in_a_row < shard.num_prompts:
-                    self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
-            if self.should_stop():
-                return
-            if not made:
-                remove_stored(folder, round, drafts)
-        self._store(folder, round, made)
-        if not folder.is_sealed() and all(folder.has_shard(number) for number in range(round.num_shards)):
-            folder.seal(round)
 
     def _store(self, folder: RoundFolder, round: Round, made: dict[int, Shard]) -> None:
         """Stores the shards made so far and tells of each; `made` is then empty."""
         for number in list(made):
             shard = made.pop(number)
-            folder.write_shard(round, number, shard)
-            self._on_shard(shard_event(round, number, shard))
+            if folder.write_shard(round, number, shard):
+                self._on_shard(shard_event(round, number, shard))
 
     def _blocks(self, round: Round) -> list[range]:
         """The shards that are sampled together: as many as fit in the engine, and at most a quarter of the round, so
@@ -160,7 +179,6 @@ class Sampler:
         folder: RoundFolder,
         round: Round,
         block: range,
-        missing: Sequence[int],
         drafts: dict[int, Draft],
         patience: int,
     ) -> Iterator[tuple[int, Shard]]:
@@ -169,7 +187,7 @@ class Sampler:
         What was sampled is kept in `drafts`, and in the folder, until it is graded and stored, so that nothing is
         sampled twice, however long grading takes and whatever ends it.
         """
-        if not missing:
+        if not (missing := missing_shards(folder, block)):
             return
         self.task.start()
         asked = [position for number in missing for position in round.positions(number)]
@@ -231,6 +249,22 @@ class Sampler:
     def close(self) -> None:
         self.task.close()
         self.engine.close()
+
+
+def missing_shards(folder: RoundFolder, shards: range) -> list[int]:
+    stored = set(folder.stored_shards())
+    return [number for number in shards if number not in stored]
+
+
+def check_some_graded(folder: RoundFolder, round: Round) -> None:
+    """Raises TaskError where all of a round's groups failed, each sampler having met a few; they are moved aside."""
+    seals = [folder.shard_seal(number) for number in range(round.num_shards)]
+    if any(seal["num_groups"] for seal in seals):
+        return
+    cause = seals[0]["failed"][0]["cause"]
+    for number in range(round.num_shards):
+        folder.set_shard_aside(number)
+    raise TaskError(f"none of the {round.num_prompts} groups of {folder.path} could be graded: {cause}")
 
 
 def what_differs(stored: Round, asked: Round) -> str:
@@ -299,18 +333,27 @@ def check_known(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: PreTrained
 def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None:
     """Fills every round of the run whose policy is there, and with `follow` waits for those to come.
 
-    Returns the index of the first round that still lacks its policy, or None where all are filled.
+    Where others have in their hands what is left of a round, the next is begun, if its policy is there. Returns the
+    index of the first round that still lacks its policy, or is not filled when told to stop; None where all are filled.
     """
-    trained = max(run.checkpoint_steps(), default=0) // sampler.recipe.trainer.weight_sync_steps
-    for index in range(trained, sampler.recipe.trainer.num_rounds):
-        version = sampler.recipe.policy_of_round(index)
-        if run.round(index).is_sealed() and run.round(index).is_of(run.policy(version)):
-            continue
-        if follow:
-            wait_until(partial(run.has_policy, version), sampler.should_stop)
-        if (policy := run.policy(version)) is None:
-            return index
-        sampler.fill(run.round(index), plan_round(sampler.recipe, sampler.task, policy, index))
+    recipe = sampler.recipe
+    trained = max(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps
+    unfilled = list(range(trained, recipe.trainer.num_rounds))
+    while unfilled:
+        for index in list(unfilled):
+            folder, policy = run.round(index), run.policy(recipe.policy_of_round(index))
+            if folder.is_sealed() and folder.is_of(policy):
+                unfilled.remove(index)
+                continue
+            if policy is None:
+                if not follow and index == unfilled[0]:
+                    return index
+                break
+            if sampler.work_on(folder, plan_round(recipe, sampler.task, policy, index)):
+                unfilled.remove(index)
+            if sampler.should_stop():
+                return index
         if sampler.should_stop():
-            return index
+            return unfilled[0] if unfilled else None
+        time.sleep(POLL_S)
     return None

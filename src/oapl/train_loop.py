@@ -15,8 +15,8 @@ from oapl.guard import WARNING, Guard, collapse_error, good_beta2
 from oapl.model import encode_prompt, save_policy
 from oapl.plan import shard_of_step
 from oapl.processes import wait_until
-from oapl.store import RunFolder
-from oapl.store.files import write_json
+from oapl.store import RoundFolder, RunFolder
+from oapl.store.files import move_aside, write_json
 from oapl.store.run import sampler_path
 from oapl.tasks import make_task
 from oapl.trainer import Trainer
@@ -48,9 +48,15 @@ def source_of(recipe: Recipe, run: RunFolder) -> str:
 
 
 def publish(trainer: Trainer, run: RunFolder) -> None:
-    """Seals the trainer's weights as the policy of the round that starts at its step."""
+    """Seals the trainer's weights as the policy of the round that starts at its step.
+
+    Where that was made before, and came out otherwise, a round that it sampled then is moved out of the way.
+    """
     version = trainer.step // trainer.config.weight_sync_steps
-    run.publish_policy(version, trainer.step, partial(write_weights, trainer, run))
+    policy = run.publish_policy(version, trainer.step, partial(write_weights, trainer, run))
+    for index in run.round_indices():
+        if trainer.recipe.policy_of_round(index) == version and not run.round(index).is_of(policy):
+            move_aside(run.round(index).path)
 
 
 def write_weights(trainer: Trainer, run: RunFolder, folder: Path) -> None:
@@ -117,7 +123,7 @@ def run_trainer(
             break
         if first:
             clock, save_s, first = Clock(), 0.0, False  # what came before the round was no part of it
-        if not wait_until(partial(folder.has_shard, shard_of_step(recipe, index, number)), should_stop):
+        if not wait_until(partial(is_stored, folder, shard_of_step(recipe, index, number)), should_stop):
             break
         wait_s = clock.lap()
         record = {
@@ -179,6 +185,16 @@ def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: 
 def is_ready(run: RunFolder, recipe: Recipe, index: int) -> bool:
     """Whether the round is open, and of the policy it should be sampled from."""
     return run.round(index).is_open() and run.round(index).is_of(run.policy(recipe.policy_of_round(index)))
+
+
+def is_stored(folder: RoundFolder, number: int) -> bool:
+    """Whether a round's shard is there; one that a late sampler stored for other weights is moved out of the way."""
+    if not folder.has_shard(number):
+        return False
+    if folder.is_shard_of(folder.load(), number):
+        return True
+    folder.set_shard_aside(number)
+    return False
 
 
 def train_on(trainer: Trainer, run: RunFolder, index: int, number: int) -> dict[str, float]:

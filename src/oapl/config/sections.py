@@ -470,7 +470,9 @@ class LaunchConfig(Section):
         le=1,
         description="1 lets the sampler start a round before the one before it is trained: no waiting, lag up to 2 L.",
     )
-
+    lease_s: Positive = Field(
+        60.0, description="Seconds of silence after which other samplers take a piece of a round over from one."
+    )
     rounds_from: str | None = Field(
         None, description="A run folder whose sealed rounds are trained on, copied, in place of sampling those rounds."
     )

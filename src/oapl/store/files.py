@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,19 +75,45 @@ def fsync(path: Path) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Raises StoreError where the bytes cannot be written; the old ones then still stand."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # another process may write the same bytes
     with storing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        os.replace(write_partial(path, data), path)
         fsync(path.parent)
 
 
+def write_partial(path: Path, data: bytes) -> Path:
+    """The bytes under another name beside `path`, all of them on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")  # others may write the same file
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return partial
+
+
+def create_bytes(path: Path, data: bytes) -> bool:
+    """Writes a file where there is none, as one process alone can; False where there is one that holds something else.
+
+    Raises StoreError where the bytes cannot be written.
+    """
+    with storing(path):
+        partial = write_partial(path, data)
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            return path.read_bytes() == data
+        finally:
+            partial.unlink(missing_ok=True)
+        fsync(path.parent)
+    return True
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:

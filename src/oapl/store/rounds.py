@@ -6,6 +6,7 @@ An evaluation is stored the same way: a round whose prompts are held out and tha
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,7 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oapl.errors import StoreError
-from oapl.store.files import SEAL, digest_bytes, move_aside, read_json, write_bytes, write_json
+from oapl.store.files import (
+    SEAL,
+    create_bytes,
+    digest_bytes,
+    json_bytes,
+    move_aside,
+    read_json,
+    write_bytes,
+    write_json,
+)
 from oapl.types import (
     Completion,
     Draft,
@@ -84,7 +94,13 @@ class RoundFolder:
         self.path = path
 
     def open(self, round: Round) -> None:
+        """Describes the round, in place of what may be described already."""
         write_json(self.path / "round.json", asdict(round))
+
+    def open_once(self, round: Round) -> Round:
+        """Describes the round, unless another sampler has by now; returns what is described."""
+        create_bytes(self.path / "round.json", json_bytes(asdict(round)))
+        return self.load()
 
     def is_open(self) -> bool:
         return (self.path / "round.json").exists()
@@ -121,12 +137,15 @@ class RoundFolder:
             if not self.has_shard(number):
                 source.read_shard(number)
                 write_bytes(self.parquet_path(number), source.parquet_path(number).read_bytes())
-                write_json(self.seal_path(number), source.shard_seal(number))
+                write_json(
+                    self.seal_path(number), {**source.shard_seal(number), "file": self.parquet_path(number).name}
+                )
         if not self.is_sealed():
             self.seal(round)
 
     def parquet_path(self, shard: int) -> Path:
-        return self._paths("groups", shard)[0]
+        """The file that a stored shard's seal names."""
+        return parquet_of(self.seal_path(shard))
 
     def seal_path(self, shard: int) -> Path:
         return self._paths("groups", shard)[1]
@@ -138,15 +157,27 @@ class RoundFolder:
         """The numbers of the shards that are in, rising."""
         return sorted(int(path.stem.removeprefix("groups-")) for path in self.path.glob("groups-?????.json"))
 
-    def write_shard(self, round: Round, number: int, shard: Shard) -> None:
-        """Stores the groups, those that could not be graded among them, then the seal that makes them count."""
-        write_shard(self.parquet_path(number), self.seal_path(number), round, shard)
+    def write_shard(self, round: Round, number: int, shard: Shard) -> bool:
+        """Stores the groups, those that could not be graded among them, then the seal that makes them count.
+
+        False where another sampler has stored the shard by now: then that one stands, and this one leaves no trace.
+        """
+        data = shard_bytes(round, shard)
+        path, seal = self._paths("groups", number)
+        if not create_bytes(path, data):  # another sampler's, who is late, or has died before its seal
+            path = path.with_name(f"{path.stem}-{digest_bytes(data)[:12]}{path.suffix}")
+            write_bytes(path, data)
+        won = create_bytes(seal, json_bytes({**shard_facts(round, shard, data), "file": path.name}))
+        for other in self.path.glob(f"groups-{number:05d}*.parquet"):
+            if other != self.parquet_path(number):
+                other.unlink(missing_ok=True)
+        return won
 
     def write_draft(self, round: Round, first: int, draft: Draft) -> None:
         """Keeps what was sampled for the shards from `first` on, until they are graded and stored."""
         waiting = (FailedGroup(group.position, group.prompt_id, NOT_GRADED, group) for group in draft.sampled)
         shard = Shard((), (*waiting, *draft.unsampled), draft.sampling_s, 0.0, draft.mismatch)
-        write_shard(*self._paths("draft", first), round, shard)
+        self._write("draft", first, round, shard)
 
     def read_drafts(self) -> dict[int, Draft]:
         """All drafts that are whole, by the shard they begin with. A damaged one is as good as none."""
@@ -154,7 +185,7 @@ class RoundFolder:
         for seal in self.path.glob("draft-?????.json"):
             with suppress(StoreError):
                 first = int(seal.stem.removeprefix("draft-"))
-                drafts[first] = draft_of(read_shard(seal.with_suffix(".parquet"), seal))
+                drafts[first] = draft_of(read_shard(seal))
         return drafts
 
     def remove_draft(self, first: int) -> None:
@@ -173,7 +204,7 @@ class RoundFolder:
 
     def write_regraded(self, round: Round, number: int, shard: Shard) -> None:
         """Stores new verdicts beside the old, which stand until `adopt_regraded`."""
-        write_shard(*self._paths("regraded", number), round, shard)
+        self._write("regraded", number, round, shard)
 
     def has_regraded(self, number: int) -> bool:
         return self._paths("regraded", number)[1].exists()
@@ -198,7 +229,7 @@ class RoundFolder:
             parquet, seal = self._paths("regraded", number)
             if parquet.exists():
                 self.set_shard_aside(number)
-                os.replace(parquet, self.parquet_path(number))
+                os.replace(parquet, self._paths("groups", number)[0])
             if seal.exists():
                 os.replace(seal, self.seal_path(number))
         self.open(round)
@@ -209,6 +240,12 @@ class RoundFolder:
         """Ends what a kill in `adopt_regraded` left half done."""
         if (self.path / ADOPTING).exists():
             self.adopt_regraded(round_from(self.path / ADOPTING))
+
+    def _write(self, kind: str, number: int, round: Round, shard: Shard) -> None:
+        parquet, seal = self._paths(kind, number)
+        data = shard_bytes(round, shard)
+        write_bytes(parquet, data)
+        write_json(seal, shard_facts(round, shard, data))
 
     def _paths(self, kind: str, number: int) -> tuple[Path, Path]:
         """The Parquet file and the seal of a shard, or of what may become one."""
@@ -226,7 +263,7 @@ class RoundFolder:
 
     def read_shard(self, number: int) -> Shard:
         """Raises StoreError where the shard is missing or does not match its seal."""
-        return read_shard(self.parquet_path(number), self.seal_path(number))
+        return read_shard(self.seal_path(number))
 
     def set_damaged_shard_aside(self, number: int) -> str | None:
         """Moves a stored shard that does not match its seal out of the way; returns why, or None if it is good."""
@@ -241,9 +278,22 @@ class RoundFolder:
 
     def set_shard_aside(self, number: int) -> None:
         """Moves a shard out of the way, its seal first."""
-        for path in (self.seal_path(number), self.parquet_path(number)):
+        parquet = self.parquet_path(number)
+        for path in (self.seal_path(number), parquet):
             if path.exists():
                 move_aside(path)
+
+    def set_strange_shards_aside(self, round: Round) -> list[int]:
+        """Moves shards of other weights out of the way: a sampler stored them that was late for a round which was moved
+        aside. Returns their numbers."""
+        strange = [number for number in self.stored_shards() if not self.is_shard_of(round, number)]
+        for number in strange:
+            self.set_shard_aside(number)
+        return strange
+
+    def is_shard_of(self, round: Round, number: int) -> bool:
+        """Whether a stored shard is of the round's policy; those of earlier versions do not say."""
+        return bool(self.shard_seal(number).get("policy", round.policy.digest) == round.policy.digest)
 
     def seal(self, round: Round) -> None:
         """Declares the round complete. Every shard must be in."""
@@ -308,35 +358,46 @@ def round_from(path: Path) -> Round:
         raise StoreError(f"{path} does not describe a round: {error!r}") from error
 
 
-def write_shard(parquet: Path, seal: Path, round: Round, shard: Shard) -> None:
+def shard_bytes(round: Round, shard: Shard) -> bytes:
+    """The Parquet file of a shard's groups, those that could not be graded among them."""
     ungraded = [failed.sampled for failed in shard.failed if failed.sampled is not None]
     groups = sorted([*shard.groups, *ungraded], key=lambda group: group.position)
     sink = pa.BufferOutputStream()
     pq.write_table(groups_table(round, groups), sink, compression="zstd")
-    data = sink.getvalue().to_pybytes()
-    write_bytes(parquet, data)
-    write_json(
-        seal,
-        {
-            "digest": digest_bytes(data),
-            "num_groups": len(shard.groups),
-            "num_completions": shard.num_completions,
-            "num_tokens": shard.num_tokens,
-            "sampling_s": shard.sampling_s,
-            "grading_s": shard.grading_s,
-            "mismatch": shard.mismatch,
-            "verifier": round.verifier,
-            "failed": [
-                {"position": failed.position, "prompt_id": failed.prompt_id, "cause": failed.cause}
-                for failed in shard.failed
-            ],
-        },
-    )
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
-def read_shard(parquet: Path, seal_path: Path) -> Shard:
+def shard_facts(round: Round, shard: Shard, data: bytes) -> dict[str, Any]:
+    """What a shard's seal says; `data` are the bytes of its Parquet file."""
+    return {
+        "digest": digest_bytes(data),
+        "policy": round.policy.digest,
+        "num_groups": len(shard.groups),
+        "num_completions": shard.num_completions,
+        "num_tokens": shard.num_tokens,
+        "sampling_s": shard.sampling_s,
+        "grading_s": shard.grading_s,
+        "mismatch": shard.mismatch,
+        "verifier": round.verifier,
+        "failed": [
+            {"position": failed.position, "prompt_id": failed.prompt_id, "cause": failed.cause}
+            for failed in shard.failed
+        ],
+    }
+
+
+def parquet_of(seal: Path) -> Path:
+    """The file that a shard's seal names; that of the seal's own name where it cannot be read or names none."""
+    name = seal.stem
+    with suppress(StoreError):
+        name = str(read_json(seal, "file")["file"]).removesuffix(".parquet")
+    return seal.with_name(f"{name if re.fullmatch(r'[a-z]+-[0-9a-f-]+', name) else seal.stem}.parquet")
+
+
+def read_shard(seal_path: Path) -> Shard:
     """Raises StoreError where a file is missing or does not match its seal."""
-    seal = read_json(seal_path, *SHARD_FACTS)
+    seal, parquet = read_json(seal_path, *SHARD_FACTS), parquet_of(seal_path)
     try:
         data = parquet.read_bytes()
     except OSError as error:
