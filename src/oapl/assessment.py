@@ -25,11 +25,13 @@ from oapl.config import (
 )
 from oapl.errors import ConfigError
 from oapl.launch import stoppable
+from oapl.paths import StorePath
 from oapl.progress import Progress
 from oapl.report import evaluation_table
 from oapl.results import is_finished, reported, summarize_evaluation
 from oapl.store import RoundFolder, RunFolder
-from oapl.store.files import Lock, move_aside, write_bytes
+from oapl.store.files import move_aside, write_bytes
+from oapl.store.leases import lock
 from oapl.types import PolicyRef
 
 DEFAULTS: Mapping[str, Any] = {
@@ -145,7 +147,9 @@ def recipe_for(
     return recipe
 
 
-def recipe_with(target: Target, path: Path | None, task: Mapping[str, Any], overrides: Mapping[str, Any]) -> Recipe:
+def recipe_with(
+    target: Target, path: StorePath | None, task: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> Recipe:
     """A recipe, or the defaults, with another task in the place of its own."""
     values: dict[str, Any] = {**DEFAULTS, "model": {"name_or_path": target.name}}
     if path is not None:
@@ -215,8 +219,8 @@ def assess(
     from oapl import roles
 
     weights, path = target.weights, folder.path
-    lock = Lock(path.parent / f".{path.name}.lock", "sampler", setting="output_dir", of=path)
-    with lock, Progress(recipe, console) as progress, stoppable(progress) as events:
+    held = lock(path.parent / f".{path.name}.lock", "sampler", setting="output_dir", of=path)
+    with held, Progress(recipe, console) as progress, stoppable(progress) as events:
         if regrade:
             progress.phase(f"grading {label} again")
             roles.regrade(recipe, events, folder)

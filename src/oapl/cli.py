@@ -14,6 +14,7 @@ from pydantic_settings import SettingsError
 from oapl import installation
 from oapl.config import BENCHMARKS, Recipe, command_line_source, dump_recipe, load_recipe, nearest_setting
 from oapl.errors import CollapseError, ConfigError, InstallationError, OaplError
+from oapl.paths import StorePath, store_path
 
 STOPPED = 130
 EXIT_CODES = {ConfigError: 2, CollapseError: 4}
@@ -49,14 +50,20 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
 
     train = add_command(commands, "train", train_command, "train a recipe, or continue its run")
     train.add_argument("recipe", type=Path, help="a TOML recipe")
-    train.add_argument("--run_dir", type=Path, help="the run's folder; runs/<recipe> by default")
+    train.add_argument(
+        "--run_dir", type=store_path, help="the run's folder, or its URL such as s3://…; runs/<recipe> by default"
+    )
     train.add_argument(
         "--dry_run", action="store_true", help="print the resolved recipe and what it will take, and end"
     )
 
-    sample = add_command(commands, "sample", sample_command, "fill a run's rounds, without training")
-    sample.add_argument("recipe", type=Path, help="a TOML recipe")
-    sample.add_argument("--run_dir", type=Path, help="the run's folder; runs/<recipe> by default")
+    sample = add_command(commands, "sample", sample_command, "sample for a run that is trained elsewhere, or not yet")
+    sample.add_argument("recipe", type=Path, nargs="?", help="a TOML recipe, to fill a run's rounds without training")
+    sample.add_argument(
+        "--run_dir",
+        type=store_path,
+        help="the run's folder or URL, runs/<recipe> by default; without a recipe: the run to sample for until it ends",
+    )
 
     study = add_command(commands, "study", study_command, "runs of several settings and seeds", settings=False)
     study.add_argument("study", type=Path, help="a TOML study: a recipe, methods, a grid, seeds")
@@ -86,11 +93,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     compare.add_argument("--output", type=Path, default=Path("comparison"), help="name of the .png and .json to write")
 
     inspect = add_command(commands, "inspect", inspect_command, "what is in a run folder", settings=False)
-    inspect.add_argument("run_dir", type=Path)
+    inspect.add_argument("run_dir", type=store_path)
     inspect.add_argument("--groups", type=int, default=2, help="prompts to show with their completions")
 
     report = add_command(commands, "report", report_command, "one HTML page on runs or on a study", settings=False)
-    report.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run folders, or one study folder")
+    report.add_argument("paths", type=store_path, nargs="+", metavar="RUN", help="run folders, or one study folder")
     report.add_argument("--output", type=Path, help="the page; report.html in the folder, or here for several runs")
     report.add_argument("--groups", type=int, default=60, help="prompts of each run to show with their completions")
     report.add_argument("--no_scores", action="store_true", help="load no model: completions without colours")
@@ -132,8 +139,9 @@ def settings_given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name.partition(".")[0] in Recipe.model_fields}
 
 
-def run_dir_of(arguments: argparse.Namespace) -> Path:
-    return Path(arguments.run_dir or Path("runs") / arguments.recipe.stem)
+def run_dir_of(arguments: argparse.Namespace) -> StorePath:
+    run_dir: StorePath | None = arguments.run_dir
+    return run_dir or Path("runs") / arguments.recipe.stem
 
 
 def train_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
@@ -167,8 +175,15 @@ def sample_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) 
     from oapl.progress import Progress
     from oapl.store import RunFolder
 
+    console = Console()
+    if arguments.recipe is None:
+        if arguments.run_dir is None:
+            raise ConfigError("oapl sample: name a recipe, or the --run_dir of a run to sample for.")
+        run = RunFolder(arguments.run_dir)
+        console.print(f"{run.path} {launch.assist(run, overrides, console)}", highlight=False)
+        return 0
     recipe = load_recipe(arguments.recipe, overrides)
-    console, run = Console(), RunFolder(run_dir_of(arguments))
+    run = RunFolder(run_dir_of(arguments))
     with Progress(recipe, console) as progress:
         waiting = launch.sample(recipe, run, progress)
     if waiting is None:

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from oapl.config import load_recipe
 from oapl.errors import OaplError, WorkerError
+from oapl.paths import poll_s
 from oapl.processes import end_with_parent
 from oapl.progress import Progress
 from oapl.store import RunFolder
@@ -35,7 +36,7 @@ class Child:
     def __init__(self, run: RunFolder, name: str, role: str, **arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.name = name
-        self.log = run.path / "logs" / f"{name}.log"
+        self.log = run.local_path / "logs" / f"{name}.log"
         self.connection, theirs = context.Pipe(duplex=False)
         self.process = context.Process(
             target=child_main, args=(theirs, str(run.path), role, str(self.log), arguments), name=name
@@ -110,8 +111,12 @@ class Crew:
 
         Raises what ended a child, as soon as any of them fails, and KeyboardInterrupt when told to stop.
         """
-        while any(self._children[name].process.is_alive() for name in names):
-            self._pass_on(timeout_s=0.2)
+        self.wait_until(lambda: not any(self._children[name].process.is_alive() for name in names))
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Passes events on until something is so. Raises as `wait_for` does, whichever child fails."""
+        while not ready():
+            self._pass_on(timeout_s=max(0.2, poll_s(self.run.path)))
             self._progress.refresh()
             self._raise_failure()
             if self._events.should_stop():

@@ -9,14 +9,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oapl.config import Recipe, rows_of
+from rich.console import Console
+
+from oapl.config import Recipe, load_recipe, rows_of
 from oapl.crew import Crew
 from oapl.errors import StoreError
 from oapl.guard import WARNING, beta2_warning
 from oapl.opening import check_not_collapsed, check_same_run, open_run
-from oapl.processes import stop_on_signal
+from oapl.paths import poll_s
+from oapl.processes import stop_on_signal, wait_until
 from oapl.progress import Progress
-from oapl.results import finish, is_finished, reported, unvalidated
+from oapl.results import finish, is_finished, reported, unsampled, unvalidated
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import read_json
 from oapl.tracking import make_trackers
@@ -82,6 +85,37 @@ def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
         return roles.sample(recipe, run, events, follow=False)
 
 
+def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> str:
+    """Samples for a run that is trained elsewhere what waits and is in no other sampler's hands, from base to final
+    evaluation. Returns how the run ended.
+
+    `overrides`: of the run's settings, those that suit this machine. Raises KeyboardInterrupt when told to stop, once
+    what is at hand is stored, and ConfigError where a setting would change the run.
+    """
+    from oapl import roles
+
+    with stop_on_signal() as stop:
+        if not run.config_path.exists():
+            console.print(f"waiting until {run.path} is opened by `oapl train` …", markup=False, highlight=False)
+            wait_until(run.config_path.exists, stop.is_set, poll_s(run.path))
+    recipe, is_waiting = load_recipe(run.config_path, overrides), False
+    check_same_run(recipe, run)
+
+    def on_wait(nothing_to_do: bool) -> None:
+        nonlocal is_waiting
+        if nothing_to_do != is_waiting:
+            is_waiting = nothing_to_do
+            progress.phase("waiting for the next policy" if is_waiting else "sampling")
+
+    def is_over() -> bool:
+        return run.collapse_path.exists() or (run.summary_path.exists() and is_finished(recipe, run))
+
+    with Progress(recipe, console) as progress, stoppable(progress) as events:
+        progress.phase("sampling")
+        roles.assist(recipe, run, events, partial(unsampled, recipe, run), is_over, on_wait)
+    return "was stopped by its guard" if run.collapse_path.exists() else "is finished"
+
+
 @contextmanager
 def stoppable(progress: Progress) -> Iterator[Events]:
     """Ctrl-C or SIGTERM lets the work at hand end well, then raises KeyboardInterrupt; a second one does so at once."""
@@ -118,19 +152,26 @@ def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, events: Event
 
 
 def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) -> None:
-    """Trainer and sampler side by side, with evaluations before and after on all workers."""
+    """Trainer and samplers side by side, with evaluations before and after on all workers; or the trainer alone, where
+    all is left to samplers that join."""
     crew = Crew(run, progress, events)
     trained = run.has_policy(recipe.trainer.num_rounds) and set(recipe.snapshot_steps) <= set(run.snapshot_steps())
     try:
         if not trained:
             crew.start("trainer", "train")
+        if recipe.launch.num_samplers == 0:
+            progress.phase("training")
+            crew.wait_until(partial(is_finished, recipe, run))
+            return
         if recipe.evaluation.eval_on_start and not run.is_evaluated(0):
             progress.phase("base evaluation")
             evaluate_with(crew, recipe, run.evaluation(0), partial(run.policy, 0))
         if not trained:
             progress.phase("training")
-            crew.start("sampler", "sample", follow=True)
-            crew.wait_for("trainer", "sampler")
+            samplers = [f"sampler-{number}" for number in range(recipe.launch.num_samplers)]
+            for sampler in samplers:
+                crew.start(sampler, "sample", follow=True)
+            crew.wait_for("trainer", *samplers)
         if steps := unvalidated(recipe, run):
             progress.phase("validation")
             for step in steps:

@@ -68,6 +68,12 @@ def stop_on_signal() -> Iterator[threading.Event]:
         raise KeyboardInterrupt
 
 
+def pause(seconds: float, should_stop: Callable[[], bool]) -> None:
+    """Sleeps, or until told to stop."""
+    end = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() > end, should_stop)
+
+
 def wait_until(ready: Callable[[], bool], should_stop: Callable[[], bool], poll_s: float = 0.02) -> bool:
     """True once it is ready; False when told to stop first."""
     while not ready():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,13 @@ from oapl.config import Recipe
 from oapl.errors import TaskError
 from oapl.evaluation import best_step, read_scores
 from oapl.guard import first_sign
+from oapl.plan import plan_evaluation, plan_round, plan_validation
 from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, Unscored
 from oapl.store.files import write_json
 from oapl.store.run import num_sampled
-from oapl.types import PolicyRef
+from oapl.tasks import Task
+from oapl.types import PolicyRef, Round
 
 
 def is_finished(recipe: Recipe, run: RunFolder) -> bool:
@@ -60,6 +62,27 @@ def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], 
         return run.evaluation(last), partial(run.policy, last)
     step = best_step(validation_scores(recipe, run))
     return run.selected(step), partial(run.snapshot, step)
+
+
+def unsampled(recipe: Recipe, run: RunFolder, task: Task) -> Iterator[tuple[RoundFolder, Round]]:
+    """What of a run can be sampled now and is not complete: rounds first, for which the trainer waits."""
+    trained = max(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps
+    for index in range(trained, recipe.trainer.num_rounds):
+        folder, policy = run.round(index), run.policy(recipe.policy_of_round(index))
+        if policy is None:
+            break
+        if not (folder.is_sealed() and folder.is_of(policy)):
+            yield folder, plan_round(recipe, task, policy, index)
+    if recipe.evaluation.eval_on_start and (policy := run.policy(0)) is not None and not run.is_evaluated(0):
+        yield run.evaluation(0), plan_evaluation(recipe, task, policy)
+    waiting = unvalidated(recipe, run)
+    for step in waiting:
+        if (policy := run.snapshot(step)) is not None:
+            yield run.validation(step), plan_validation(recipe, task, policy)
+    if not waiting:
+        folder, find = reported(recipe, run)
+        if (policy := find()) is not None and not folder.is_complete_of(policy):
+            yield folder, plan_evaluation(recipe, task, policy)
 
 
 def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:

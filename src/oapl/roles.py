@@ -5,7 +5,8 @@ A role takes a recipe and a run folder, tells what happens through `Events`, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import torch
 from oapl.config import Recipe
 from oapl.judging import Judge, grade_again
 from oapl.model import resolve
+from oapl.paths import poll_s
 from oapl.plan import plan_evaluation, plan_round, plan_validation
-from oapl.processes import wait_until
+from oapl.processes import pause, wait_until
 from oapl.sampler import Sampler, run_sampler
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
 from oapl.store.run import weights_digest
-from oapl.tasks import make_task
+from oapl.tasks import Task, make_task
 from oapl.train_loop import run_trainer
-from oapl.types import Events, PolicyRef
+from oapl.types import Events, PolicyRef, Round
 
 
 def use_threads(count: int) -> None:
@@ -38,11 +40,30 @@ def train(recipe: Recipe, run: RunFolder, events: Events) -> None:
 def sample(recipe: Recipe, run: RunFolder, events: Events, *, follow: bool) -> int | None:
     """See `run_sampler` for what is returned."""
     use_threads(recipe.engine.num_threads)
-    sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)
-    try:
+    with closing(Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)) as sampler:
         return run_sampler(sampler, run, follow=follow)
-    finally:
-        sampler.close()
+
+
+def assist(
+    recipe: Recipe,
+    run: RunFolder,
+    events: Events,
+    find_work: Callable[[Task], Iterator[tuple[RoundFolder, Round]]],
+    is_over: Callable[[], bool],
+    on_wait: Callable[[bool], None],
+) -> None:
+    """Samples what `find_work` finds, again and again, until it `is_over` or this is told to stop; `on_wait` hears
+    whether there is nothing to do."""
+    use_threads(recipe.engine.num_threads)
+    with closing(Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)) as sampler:
+        while not events.should_stop() and not is_over():
+            before = sampler.num_stored
+            for folder, round in find_work(sampler.task):
+                sampler.work_on(folder, round)
+                if events.should_stop():
+                    return
+            on_wait(sampler.num_stored == before)
+            pause(poll_s(run.path), events.should_stop)
 
 
 def evaluate(
@@ -56,7 +77,7 @@ def evaluate(
 ) -> None:
     """Samples an evaluation of the weights that `find` gives, as soon as there are some, or its part beside others that
     do. One that stands `alone` is no part of its run's work."""
-    wait_until(lambda: find() is not None, events.should_stop)
+    wait_until(lambda: find() is not None, events.should_stop, poll_s(run.path))
     if (policy := find()) is not None:
         sampler = Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard, alone=alone)
         fill_evaluation(sampler, policy, folder)

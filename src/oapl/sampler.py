@@ -18,7 +18,9 @@ from oapl.engines.base import Engine
 from oapl.errors import StoreError, TaskError
 from oapl.judging import MAX_FAILED_IN_A_ROW, Judge, shard_event
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
+from oapl.paths import StorePath, poll_s
 from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, training_params
+from oapl.processes import pause
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside
 from oapl.store.leases import Leases
@@ -38,8 +40,6 @@ from oapl.types import (
     split_and_index,
 )
 
-POLL_S = 0.05
-"""Seconds between looks at what other samplers have in their hands."""
 MAX_CHECKED = 4096
 """Rows of a split that are looked at before anything is sampled."""
 ShardEvent = Mapping[str, Any]
@@ -66,8 +66,10 @@ class Sampler:
         self.engine: Engine = make_engine(recipe.engine, recipe.model.attn_implementation)
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
+        self.num_stored = 0
+        """Shards that this one stored, so far."""
         self._mismatch = 0.0
-        self._leases: dict[Path, Leases] = {}
+        self._leases: dict[StorePath, Leases] = {}
 
     def hold(self, policy: PolicyRef) -> None:
         """Makes sure that the engine holds this policy: files verified, loaded, and its probe scored."""
@@ -98,7 +100,7 @@ class Sampler:
     def fill(self, folder: RoundFolder, round: Round) -> None:
         """Works on a round, and waits for others at work on it, until it is sealed or this is told to stop."""
         while not self.work_on(folder, round) and not self.should_stop():
-            time.sleep(POLL_S)
+            pause(poll_s(folder.path), self.should_stop)
 
     def work_on(self, folder: RoundFolder, round: Round) -> bool:
         """Samples, grades and stores what of the round is missing and not in another sampler's hands; seals it once all
@@ -164,6 +166,7 @@ class Sampler:
         for number in list(made):
             shard = made.pop(number)
             if folder.write_shard(round, number, shard):
+                self.num_stored += 1
                 self._on_shard(shard_event(round, number, shard))
 
     def _blocks(self, round: Round) -> list[range]:
@@ -355,5 +358,5 @@ def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None
                 return index
         if sampler.should_stop():
             return unfilled[0] if unfilled else None
-        time.sleep(POLL_S)
+        pause(poll_s(run.path), sampler.should_stop)
     return None

@@ -20,7 +20,7 @@ class TensorBoardTracker:
     def __init__(self, run: RunFolder) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run.path / "tensorboard"))
+        self._writer: Any = SummaryWriter(str(run.local_path / "tensorboard"))
 
     def log(self, record: Mapping[str, Any]) -> None:
         for name, value in record.items():

@@ -13,6 +13,7 @@ from oapl.config import OAPLConfig, Recipe
 from oapl.errors import CollapseError, StoreError
 from oapl.guard import WARNING, Guard, collapse_error, good_beta2
 from oapl.model import encode_prompt, save_policy
+from oapl.paths import poll_s
 from oapl.plan import shard_of_step
 from oapl.processes import wait_until
 from oapl.store import RoundFolder, RunFolder
@@ -29,7 +30,7 @@ def start_or_resume(recipe: Recipe, run: RunFolder) -> Trainer:
     steps = run.checkpoint_steps()
     trainer = Trainer(recipe, source_of(recipe, run) if steps else recipe.model.name_or_path)
     if steps:
-        trainer.read_checkpoint(run.checkpoint_path(steps[-1]))
+        trainer.read_checkpoint(run.local_checkpoint(steps[-1]))
     else:
         run.write_checkpoint(0, trainer.write_checkpoint)
     return trainer
@@ -97,7 +98,7 @@ def run_trainer(
     record, `save_s` is what checkpoint, policy and snapshot took before the step, `wait_s` the wait for its groups,
     `step_s` the step; a round's wall time is the sum of the three over its steps.
     """
-    config = recipe.trainer
+    config, poll = recipe.trainer, poll_s(run.path)
     trainer = start_or_resume(recipe, run)
     if trainer.step > 0:
         ensure_first_policy(recipe, run)
@@ -119,11 +120,11 @@ def run_trainer(
         if number == 0 or first:
             fill_round(index)
         folder = run.round(index)
-        if (number == 0 or first) and not wait_until(partial(is_ready, run, recipe, index), should_stop):
+        if (number == 0 or first) and not wait_until(partial(is_ready, run, recipe, index), should_stop, poll):
             break
         if first:
             clock, save_s, first = Clock(), 0.0, False  # what came before the round was no part of it
-        if not wait_until(partial(is_stored, folder, shard_of_step(recipe, index, number)), should_stop):
+        if not wait_until(partial(is_stored, folder, shard_of_step(recipe, index, number)), should_stop, poll):
             break
         wait_s = clock.lap()
         record = {

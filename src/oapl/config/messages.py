@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from oapl.config.sections import Recipe
+from oapl.paths import StorePath
 
 
 def setting_names(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
@@ -42,7 +42,7 @@ def nearest_setting(name: str) -> str | None:
     return last[matches[0]] if matches else None
 
 
-def explain(problem: Any, path: Path, text: str, overrides: Mapping[str, Any]) -> str:
+def explain(problem: Any, path: StorePath, text: str, overrides: Mapping[str, Any]) -> str:
     """One line on one thing wrong with a recipe: where, what, the value, and what to do."""
     location: Sequence[Any] = problem["loc"]
     if location[:1] == ("loss",):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -14,6 +13,7 @@ from pydantic_settings import CliSettingsSource
 from oapl.config.messages import explain
 from oapl.config.sections import Recipe, loss_kind
 from oapl.errors import ConfigError
+from oapl.paths import StorePath
 
 MAY_CHANGE = (
     "engine.",
@@ -36,14 +36,14 @@ MAY_CHANGE = (
 """How the settings begin that a resumed run may change: where, how fast and how long it runs, not what it does."""
 
 
-def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(path: StorePath, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Reads a TOML recipe, with `overrides` (nested like the recipe) on top. Raises ConfigError."""
     values, text = read_toml(path, "recipe")
     return build_recipe(values, path, text, overrides or {})
 
 
 def build_recipe(
-    values: Mapping[str, Any], source: Path, text: str = "", overrides: Mapping[str, Any] | None = None
+    values: Mapping[str, Any], source: StorePath, text: str = "", overrides: Mapping[str, Any] | None = None
 ) -> Recipe:
     """A recipe from nested settings, whose `source` and its text errors speak of. Raises ConfigError."""
     given = overrides or {}
@@ -53,7 +53,7 @@ def build_recipe(
         raise ConfigError("\n".join(explain(problem, source, text, given) for problem in error.errors())) from error
 
 
-def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
+def read_toml(path: StorePath, what: str) -> tuple[dict[str, Any], str]:
     """What a TOML file holds, and its text. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -470,6 +470,11 @@ class LaunchConfig(Section):
         le=1,
         description="1 lets the sampler start a round before the one before it is trained: no waiting, lag up to 2 L.",
     )
+    num_samplers: int = Field(
+        1,
+        ge=0,
+        description="Samplers that `processes` starts; more may join by `oapl sample --run_dir`. 0 leaves it to those.",
+    )
     lease_s: Positive = Field(
         60.0, description="Seconds of silence after which other samplers take a piece of a round over from one."
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
 
 from oapl.evaluation import Interval, Scores, differences
+from oapl.paths import StorePath
 from oapl.store.files import write_bytes
 
 
@@ -97,7 +97,7 @@ def format_interval(interval: Interval, *, signed: bool) -> str:
     return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
-def plot_pass_at_k(summary: Mapping[str, Any], path: Path) -> None:
+def plot_pass_at_k(summary: Mapping[str, Any], path: StorePath) -> None:
     """Writes a PNG of pass@k against k, before (if it was evaluated) and after."""
     drawn = [part for part in (("base", "before", "#8a8a8a"), ("final", "after", "#1f6feb")) if part[0] in summary]
     when = " and ".join(label for _, label, _ in drawn)
@@ -110,7 +110,11 @@ def plot_pass_at_k(summary: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_pass_at_k(
-    curves: Mapping[str, Mapping[Any, Interval]], title: str, path: Path, *, colors: Sequence[str | None] | None = None
+    curves: Mapping[str, Mapping[Any, Interval]],
+    title: str,
+    path: StorePath,
+    *,
+    colors: Sequence[str | None] | None = None,
 ) -> None:
     """Writes a PNG with one curve of pass@k against k for each name, and the intervals as bands."""
     import io

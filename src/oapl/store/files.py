@@ -6,20 +6,25 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from safetensors import SafetensorError
 
 from oapl.errors import StoreError
+from oapl.paths import ObjectPath, StorePath, cache_folder
 
+NUM_COPIES = 4
+"""Sealed folders of one kind and run, such as policies, of which a machine keeps copies."""
 SEAL = "sealed.json"
 """Written last into whatever it seals, so its existence means complete."""
 
@@ -34,7 +39,7 @@ REMEDIES = {
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
+def storing(path: StorePath) -> Iterator[None]:
     """Turns what the operating system refuses into a StoreError that says what to do."""
     try:
         yield
@@ -73,8 +78,11 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: StorePath, data: bytes) -> None:
     """Raises StoreError where the bytes cannot be written; the old ones then still stand."""
+    if isinstance(path, ObjectPath):
+        path.write_bytes(data)
+        return
     with storing(path):
         os.replace(write_partial(path, data), path)
         fsync(path.parent)
@@ -91,11 +99,13 @@ def write_partial(path: Path, data: bytes) -> Path:
     return partial
 
 
-def create_bytes(path: Path, data: bytes) -> bool:
+def create_bytes(path: StorePath, data: bytes) -> bool:
     """Writes a file where there is none, as one process alone can; False where there is one that holds something else.
 
     Raises StoreError where the bytes cannot be written.
     """
+    if isinstance(path, ObjectPath):
+        return path.create_bytes(data)
     with storing(path):
         partial = write_partial(path, data)
         try:
@@ -108,7 +118,7 @@ def create_bytes(path: Path, data: bytes) -> bool:
     return True
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: StorePath, value: Mapping[str, Any]) -> None:
     write_bytes(path, json_bytes(value))
 
 
@@ -116,7 +126,7 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def read_json(path: Path, *keys: str) -> dict[str, Any]:
+def read_json(path: StorePath, *keys: str) -> dict[str, Any]:
     """Raises StoreError where the file is not a JSON object that has all of `keys`."""
     try:
         value = json.loads(path.read_bytes())
@@ -129,11 +139,14 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     return value
 
 
-def write_sealed_folder(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+def write_sealed_folder(folder: StorePath, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:
     """Lets `write` fill a folder, then shows it under its name, whole, with `facts` and its digests in its seal.
 
-    A folder of that name that has lost its seal is moved aside.
+    A folder of that name that has lost its seal is moved aside; in an object store, its files are replaced.
     """
+    if isinstance(folder, ObjectPath):
+        upload_sealed_folder(folder, facts, write)
+        return
     partial = folder.with_name(f".{folder.name}.partial")
     with storing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +154,7 @@ def write_sealed_folder(folder: Path, facts: Mapping[str, Any], write: Callable[
             shutil.rmtree(partial)
         partial.mkdir()
         write(partial)
-        files = sorted(path for path in partial.iterdir() if path.is_file())
+        files = files_in(partial)
         for path in files:
             fsync(path)
         write_json(partial / SEAL, {**facts, "files": {path.name: digest_file(path) for path in files}})
@@ -151,8 +164,57 @@ def write_sealed_folder(folder: Path, facts: Mapping[str, Any], write: Callable[
         fsync(folder.parent)
 
 
-def verify_sealed_folder(folder: Path) -> dict[str, Any]:
+def upload_sealed_folder(folder: ObjectPath, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+    """Files first, the seal last. Raises StoreError where another process has sealed other files there since."""
+    with TemporaryDirectory(prefix="oapl-") as place:
+        write(Path(place))
+        files = files_in(Path(place))
+        for path in files:
+            (folder / path.name).upload(path)
+        seal = {**facts, "files": {path.name: digest_file(path) for path in files}}
+    if not create_bytes(folder / SEAL, json_bytes(seal)):
+        raise StoreError(f"{folder} was sealed by another process meanwhile. Let one alone train the run.")
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def local_folder(folder: StorePath) -> Path:
+    """A sealed folder on this machine's disk: itself, or a verified copy, made once for all of the machine's processes.
+
+    Raises StoreError where it has no seal, or does not match it.
+    """
+    if isinstance(folder, Path):
+        return folder
+    seal = (folder / SEAL).read_bytes()
+    copies = cache_folder() / digest_bytes(str(folder.parent).encode())[:16]
+    copy = copies / f"{folder.name}-{digest_bytes(seal)[:16]}"
+    with Lock(copies / f".{folder.name}.lock", "download", patience_s=math.inf):
+        if (copy / SEAL).exists():
+            with suppress(StoreError):
+                verify_sealed_folder(copy)
+                return copy
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        for name in read_json(folder / SEAL, "files")["files"]:
+            (folder / name).download(copy / name)
+        write_bytes(copy / SEAL, seal)
+        verify_sealed_folder(copy)
+        forget_old(copies)
+    return copy
+
+
+def forget_old(copies: Path) -> None:
+    """Removes all but the newest copies. A process that has one open keeps what it has."""
+    folders = sorted((path for path in copies.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for folder in folders[:-NUM_COPIES]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def verify_sealed_folder(folder: StorePath) -> dict[str, Any]:
     """The folder's seal. Raises StoreError that names the first file that is missing or altered."""
+    folder = local_folder(folder)
     seal = read_json(folder / SEAL, "files")
     for name, digest in seal["files"].items():
         path = folder / name
@@ -165,22 +227,38 @@ def verify_sealed_folder(folder: Path) -> dict[str, Any]:
     return seal
 
 
-def numbered_folders(parent: Path) -> list[int]:
+def numbered_folders(parent: StorePath) -> list[int]:
     """The numbers of the folders in `parent` named by six digits or more, rising; anything else is ignored."""
-    if not parent.is_dir():
+    if isinstance(parent, Path) and not parent.is_dir():
         return []
     return sorted(int(path.name) for path in parent.iterdir() if re.fullmatch(r"\d{6,}", path.name))
 
 
-def move_aside(path: Path) -> Path:
+def move_aside(path: StorePath) -> StorePath:
     """Renames what can no longer be used, so that nothing is lost and nothing reads it; returns its new name."""
     number = 1
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1
-    with storing(path):
-        os.rename(path, aside)
-        fsync(path.parent)
+    rename(path, aside)
     return aside
+
+
+def rename(path: StorePath, target: StorePath) -> None:
+    """A file or folder; a file takes the place of one of that name."""
+    with storing(path):
+        if isinstance(path, ObjectPath) and isinstance(target, ObjectPath):
+            path.rename(target)
+        else:
+            os.rename(path, target)
+            fsync(Path(path).parent)
+
+
+def remove_folder(folder: StorePath) -> None:
+    with storing(folder):
+        if isinstance(folder, ObjectPath):
+            folder.remove_all()
+        elif folder.exists():
+            shutil.rmtree(folder)
 
 
 class Lock:

@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from oapl.errors import StoreError
-from oapl.store.files import create_bytes, write_bytes
+from oapl.paths import StorePath
+from oapl.store.files import Lock, create_bytes, write_bytes
 
+LOCK_S = 30.0
+"""Length of a lock's lease."""
 RENEWALS = 4
 """Times that a holder says it lives within a lease's length."""
 
@@ -31,7 +34,7 @@ RENEWALS = 4
 class Leases:
     """The leases in a folder as one process sees, takes and keeps them."""
 
-    def __init__(self, folder: Path, length_s: float) -> None:
+    def __init__(self, folder: StorePath, length_s: float) -> None:
         self.folder, self.length_s = folder, length_s
         self._seen: dict[str, tuple[bytes, float]] = {}
         """What each lease's newest file held, and since when it has."""
@@ -46,7 +49,7 @@ class Leases:
 
     def newest(self, name: str) -> int | None:
         pattern = re.compile(re.escape(name) + r"\.(\d+)\.json")
-        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         return max((int(match[1]) for each in names if (match := pattern.fullmatch(each))), default=None)
 
     def _is_over(self, name: str, generation: int) -> bool:
@@ -71,7 +74,7 @@ class Leases:
 class Lease:
     """Held from `begin` to the end of its context, and meanwhile kept by a thread."""
 
-    def __init__(self, folder: Path, name: str, generation: int, renew_every_s: float) -> None:
+    def __init__(self, folder: StorePath, name: str, generation: int, renew_every_s: float) -> None:
         self._path, self._next = path_of(folder, name, generation), path_of(folder, name, generation + 1)
         self._renew_every_s = renew_every_s
         self._content: dict[str, Any] = {**this_process(), "id": uuid.uuid4().hex, "beat": 0}
@@ -107,7 +110,36 @@ class Lease:
             write_bytes(self._path, self._bytes())
 
 
-def path_of(folder: Path, name: str, generation: int) -> Path:
+class LeaseLock:
+    """A lock by a lease, for where the system has none that ends with its holder: in an object store."""
+
+    def __init__(self, path: StorePath, role: str, patience_s: float, setting: str, of: StorePath) -> None:
+        self._leases, self._path, self._patience_s = Leases(path.parent, LOCK_S), path, patience_s
+        self._message = f"{of} already has a {role} at work. Wait for it to end, stop it, or choose another {setting}."
+
+    def __enter__(self) -> LeaseLock:
+        give_up = time.monotonic() + max(self._patience_s, 2 * LOCK_S)
+        while (lease := self._leases.take(self._path.stem)) is None:
+            if time.monotonic() > give_up:
+                raise StoreError(self._message)
+            time.sleep(1.0)
+        self._lease = lease
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lease.__exit__()
+
+
+def lock(
+    path: StorePath, role: str, patience_s: float = 5.0, setting: str = "run_dir", of: StorePath | None = None
+) -> Lock | LeaseLock:
+    """See `Lock`; `of` is what errors say is in use."""
+    if isinstance(path, Path):
+        return Lock(path, role, patience_s, setting, path.parent if of is None else Path(of))
+    return LeaseLock(path, role, patience_s, setting, path.parent if of is None else of)
+
+
+def path_of(folder: StorePath, name: str, generation: int) -> StorePath:
     return folder / f"{name}.{generation}.json"
 
 

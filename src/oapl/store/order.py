@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from oapl.errors import StoreError
+from oapl.paths import StorePath
 from oapl.store.files import move_aside, storing, verify_sealed_folder
 from oapl.store.rounds import RoundFolder
 from oapl.store.run import RunFolder, sealed_weights
@@ -155,7 +156,7 @@ class Order:
         return self._check_weights(f"Snapshot {snapshot}", path, partial(self.run.snapshot, snapshot), snapshot, step)
 
     def _check_weights(
-        self, name: str, path: Path, find: Callable[[], PolicyRef | None], maker: int, step: int
+        self, name: str, path: StorePath, find: Callable[[], PolicyRef | None], maker: int, step: int
     ) -> bool:
         """Sets damaged weights aside, and with them the checkpoints that are past them: False where there were some."""
         try:
@@ -189,12 +190,15 @@ class Order:
             return False
         return True
 
-    def _set_aside(self, path: Path, reason: object) -> None:
+    def _set_aside(self, path: StorePath, reason: object) -> None:
         self.notes.append(f"{reason}. Moved to {move_aside(path).name}.")
 
 
 def remove_leftovers(run: RunFolder) -> None:
-    """What a killed process had begun to write or to remove, under names that nothing reads."""
+    """What a killed process had begun to write or to remove, under names that nothing reads. An object store shows
+    nothing half written."""
+    if not isinstance(run.path, Path):
+        return
     for pattern in (".*.partial", ".*.removed"):
         for path in list(run.path.rglob(pattern)):
             with storing(path):

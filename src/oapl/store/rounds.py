@@ -5,13 +5,11 @@ An evaluation is stored the same way: a round whose prompts are held out and tha
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oapl.errors import StoreError
+from oapl.paths import StorePath, store_path
 from oapl.store.files import (
     SEAL,
     create_bytes,
@@ -26,6 +25,7 @@ from oapl.store.files import (
     json_bytes,
     move_aside,
     read_json,
+    rename,
     write_bytes,
     write_json,
 )
@@ -90,7 +90,7 @@ SHARD_FACTS = (
 class RoundFolder:
     """The files of one round. A sampler fills it, or it is copied from another run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: StorePath) -> None:
         self.path = path
 
     def open(self, round: Round) -> None:
@@ -117,7 +117,7 @@ class RoundFolder:
 
     def source(self) -> RoundFolder | None:
         """The round of another run that this one was copied from; None where it was sampled here."""
-        return RoundFolder(Path(read_json(self.path / IMPORTED, "from")["from"])) if self.is_imported() else None
+        return RoundFolder(store_path(read_json(self.path / IMPORTED, "from")["from"])) if self.is_imported() else None
 
     def import_from(self, source: RoundFolder) -> None:
         """Copies the sealed round of another run, or what of it is missing here.
@@ -143,11 +143,11 @@ class RoundFolder:
         if not self.is_sealed():
             self.seal(round)
 
-    def parquet_path(self, shard: int) -> Path:
+    def parquet_path(self, shard: int) -> StorePath:
         """The file that a stored shard's seal names."""
         return parquet_of(self.seal_path(shard))
 
-    def seal_path(self, shard: int) -> Path:
+    def seal_path(self, shard: int) -> StorePath:
         return self._paths("groups", shard)[1]
 
     def has_shard(self, shard: int) -> bool:
@@ -211,7 +211,7 @@ class RoundFolder:
 
     def regraded_by(self) -> str | None:
         """The verifier of new verdicts that were not adopted yet; None where there are none."""
-        for seal in sorted(self.path.glob("regraded-?????.json")):
+        for seal in self.path.glob("regraded-?????.json"):
             return str(read_json(seal, "verifier")["verifier"])
         return None
 
@@ -229,9 +229,9 @@ class RoundFolder:
             parquet, seal = self._paths("regraded", number)
             if parquet.exists():
                 self.set_shard_aside(number)
-                os.replace(parquet, self._paths("groups", number)[0])
+                rename(parquet, self._paths("groups", number)[0])
             if seal.exists():
-                os.replace(seal, self.seal_path(number))
+                rename(seal, self.seal_path(number))
         self.open(round)
         self.seal(round)
         (self.path / ADOPTING).unlink()
@@ -247,7 +247,7 @@ class RoundFolder:
         write_bytes(parquet, data)
         write_json(seal, shard_facts(round, shard, data))
 
-    def _paths(self, kind: str, number: int) -> tuple[Path, Path]:
+    def _paths(self, kind: str, number: int) -> tuple[StorePath, StorePath]:
         """The Parquet file and the seal of a shard, or of what may become one."""
         return self.path / f"{kind}-{number:05d}.parquet", self.path / f"{kind}-{number:05d}.json"
 
@@ -342,7 +342,7 @@ def draft_of(shard: Shard) -> Draft:
     )
 
 
-def round_from(path: Path) -> Round:
+def round_from(path: StorePath) -> Round:
     """Raises StoreError where the file does not describe a round."""
     value = read_json(path)
     try:
@@ -387,7 +387,7 @@ def shard_facts(round: Round, shard: Shard, data: bytes) -> dict[str, Any]:
     }
 
 
-def parquet_of(seal: Path) -> Path:
+def parquet_of(seal: StorePath) -> StorePath:
     """The file that a shard's seal names; that of the seal's own name where it cannot be read or names none."""
     name = seal.stem
     with suppress(StoreError):
@@ -395,7 +395,7 @@ def parquet_of(seal: Path) -> Path:
     return seal.with_name(f"{name if re.fullmatch(r'[a-z]+-[0-9a-f-]+', name) else seal.stem}.parquet")
 
 
-def read_shard(seal_path: Path) -> Shard:
+def read_shard(seal_path: StorePath) -> Shard:
     """Raises StoreError where a file is missing or does not match its seal."""
     seal, parquet = read_json(seal_path, *SHARD_FACTS), parquet_of(seal_path)
     try:

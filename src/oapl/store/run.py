@@ -17,27 +17,34 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from oapl.errors import StoreError
+from oapl.paths import StorePath, cache_folder, store_path
 from oapl.store.files import (
     SEAL,
-    Lock,
     digest_bytes,
     fsync,
+    local_folder,
     numbered_folders,
     read_json,
+    remove_folder,
+    rename,
     storing,
     verify_sealed_folder,
+    write_bytes,
     write_json,
     write_sealed_folder,
 )
+from oapl.store.leases import lock
 from oapl.store.rounds import RoundFolder
 from oapl.types import PolicyRef
 
+METRICS_EVERY_S = 20.0
 LARGE = ("rounds", "policies", "checkpoints", "snapshots")
 """The folders of a run that only continuing it, or looking into it, needs."""
 
@@ -50,37 +57,47 @@ def num_sampled(metrics: Iterable[Mapping[str, Any]]) -> int:
 class RunFolder:
     """Paths and sealed contents of one run. Creating the object touches nothing."""
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: StorePath | str) -> None:
+        self.path = store_path(path)
+        self._unwritten: list[bytes] = []
+        """Lines of metrics.jsonl that an object store does not hold yet: it cannot add to an object."""
+        self._written_at = time.monotonic()
 
     @property
-    def config_path(self) -> Path:
+    def local_path(self) -> Path:
+        """A folder on this machine for what its processes print: the run's own, if that is here."""
+        if isinstance(self.path, Path):
+            return self.path
+        return cache_folder() / digest_bytes(str(self.path).encode())[:16]
+
+    @property
+    def config_path(self) -> StorePath:
         return self.path / "config.toml"
 
     @property
-    def metrics_path(self) -> Path:
+    def metrics_path(self) -> StorePath:
         return self.path / "metrics.jsonl"
 
     @property
-    def summary_path(self) -> Path:
+    def summary_path(self) -> StorePath:
         return self.path / "summary.json"
 
     @property
-    def collapse_path(self) -> Path:
+    def collapse_path(self) -> StorePath:
         """Written when the guard stops the run: `step`, `reason`, `best_policy`, `advice`."""
         return self.path / "collapse.json"
 
     @property
-    def pruned_path(self) -> Path:
+    def pruned_path(self) -> StorePath:
         return self.path / "pruned.json"
 
-    def lock(self, role: str) -> Lock:
+    def lock(self, role: str) -> AbstractContextManager[object]:
         """Held for as long as this process plays `role` on the run. Raises StoreError where another one does."""
-        return Lock(self.path / f".{role}.lock", role)
+        return lock(self.path / f".{role}.lock", role)
 
     # Policies
 
-    def policy_path(self, version: int) -> Path:
+    def policy_path(self, version: int) -> StorePath:
         return self.path / "policies" / f"{version:06d}"
 
     def policy_versions(self) -> list[int]:
@@ -94,15 +111,17 @@ class RunFolder:
         return self.policy(version) is not None
 
     def verified_policy_path(self, policy: PolicyRef) -> Path:
-        """Where a policy or snapshot lies, once every file matched its seal. Raises StoreError where one does not."""
+        """Where a policy or snapshot lies on this machine, verified. Raises StoreError where a file does not match its
+        seal."""
         path = self.snapshot_path(policy.step) if policy.version is None else self.policy_path(policy.version)
-        seal = verify_sealed_folder(path)
+        copy = local_folder(path)
+        seal = verify_sealed_folder(copy)
         if (found := weights_digest(seal["files"])) != policy.digest:
             raise StoreError(
                 f"{path} holds weights {found[:12]}…, but round.json asks for {policy.digest[:12]}… of that version. "
                 f"Run the same command again: the round that does not match is moved aside."
             )
-        return path
+        return copy
 
     def publish_policy(self, version: int, step: int, write: Callable[[Path], None]) -> PolicyRef:
         """Seals a policy, or finds it sealed already."""
@@ -114,7 +133,7 @@ class RunFolder:
 
     # Snapshots
 
-    def snapshot_path(self, step: int) -> Path:
+    def snapshot_path(self, step: int) -> StorePath:
         return self.path / "snapshots" / f"{step:06d}"
 
     def snapshot_steps(self) -> list[int]:
@@ -176,7 +195,7 @@ class RunFolder:
 
     # Checkpoints
 
-    def checkpoint_path(self, step: int) -> Path:
+    def checkpoint_path(self, step: int) -> StorePath:
         return self.path / "checkpoints" / f"{step:06d}"
 
     def checkpoint_steps(self) -> list[int]:
@@ -186,13 +205,18 @@ class RunFolder:
         if not (self.checkpoint_path(step) / SEAL).exists():
             write_sealed_folder(self.checkpoint_path(step), {"step": step}, write)
 
+    def local_checkpoint(self, step: int) -> Path:
+        """Where a checkpoint lies on this machine."""
+        return local_folder(self.checkpoint_path(step))
+
     def remove_checkpoint(self, step: int) -> None:
-        """Takes a checkpoint away: its name first, so that a crash leaves no half of one."""
+        """Takes a checkpoint away: its name or its seal first, so that a crash leaves no half of one."""
         path = self.checkpoint_path(step)
-        leftover = path.with_name(f".{path.name}.removed")
-        with storing(path):
-            path.rename(leftover)
-            shutil.rmtree(leftover)
+        if isinstance(path, Path):
+            leftover = path.with_name(f".{path.name}.removed")
+            rename(path, leftover)
+            path = leftover
+        remove_folder(path)
 
     # What may go once a run has ended
 
@@ -205,15 +229,19 @@ class RunFolder:
         large = [name for name in LARGE if not (name == "policies" and self.collapse_path.exists())]
         if not self.is_pruned():
             write_json(self.pruned_path, {"removed": large})
-        for path in (self.path / name for name in large):
-            with storing(path):
-                if path.exists():
-                    shutil.rmtree(path)
+        for name in large:
+            remove_folder(self.path / name)
 
     # Metrics
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Adds one line. A line that a crash cut short is ended first, and readers skip it."""
+        """Adds one line. A line that a crash cut short is ended first, and readers skip it. An object store gets the
+        lines now and then."""
+        if not isinstance(self.metrics_path, Path):
+            self._unwritten.append(json.dumps(record).encode() + b"\n")
+            if time.monotonic() - self._written_at > METRICS_EVERY_S:
+                self.sync_metrics()
+            return
         with storing(self.metrics_path), open(self.metrics_path, "ab+") as file:
             if file.tell() > 0:
                 file.seek(-1, os.SEEK_END)
@@ -222,16 +250,26 @@ class RunFolder:
             file.write(json.dumps(record).encode() + b"\n")
 
     def sync_metrics(self) -> None:
-        """Forces the lines so far to the disk."""
-        if self.metrics_path.exists():
+        """Forces the lines so far to the disk, or into the object store."""
+        if not isinstance(self.metrics_path, Path):
+            write_bytes(self.metrics_path, self._metrics_bytes())
+            self._unwritten.clear()
+            self._written_at = time.monotonic()
+        elif self.metrics_path.exists():
             fsync(self.metrics_path)
+
+    def _metrics_bytes(self) -> bytes:
+        """Every line, those not written yet among them."""
+        try:
+            written = self.metrics_path.read_bytes()
+        except FileNotFoundError:
+            written = b""
+        return written + b"".join(self._unwritten)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record a step, in order; of a step done again after a restart, the last record."""
-        if not self.metrics_path.exists():
-            return []
         records = {}
-        for line in self.metrics_path.read_bytes().splitlines():
+        for line in self._metrics_bytes().splitlines():
             try:
                 record = json.loads(line)
             except ValueError:
@@ -253,12 +291,12 @@ def sampler_path(folder: RoundFolder) -> Path:
     return (run if run.policy(policy.version) == policy else recorder).verified_policy_path(policy)
 
 
-def sealed_folders(parent: Path) -> list[int]:
+def sealed_folders(parent: StorePath) -> list[int]:
     """The numbers of the sealed folders in `parent`, rising."""
     return [number for number in numbered_folders(parent) if (parent / f"{number:06d}" / SEAL).exists()]
 
 
-def sealed_weights(path: Path, version: int | None) -> PolicyRef | None:
+def sealed_weights(path: StorePath, version: int | None) -> PolicyRef | None:
     """The weights in a sealed folder, or None where there is no seal."""
     if not (path / SEAL).exists():
         return None

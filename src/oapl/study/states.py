@@ -31,12 +31,12 @@ def run_of(cell: Cell, study_dir: Path) -> RunFolder:
 
 def log_path(run: RunFolder) -> Path:
     """What the run's command printed, of all its starts."""
-    return run.path / "logs" / "study.log"
+    return run.local_path / "logs" / "study.log"
 
 
 def failure_path(run: RunFolder) -> Path:
     """Why the run failed when it was last tried."""
-    return run.path / "failure.json"
+    return run.local_path / "failure.json"
 
 
 def outcome_of(cell: Cell, run: RunFolder) -> Outcome | None:

@@ -1,0 +1,223 @@
+"""Where things are kept: on a disk, or in an object store through fsspec, asked with patience.
+
+An `ObjectPath` has the part of pathlib's interface that the store uses.
+
+An object is written whole or not at all, and what is written is read at once by everyone, as S3 and Google Cloud
+Storage promise. Nothing is renamed in one go: a folder is moved object by object.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import logging
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fsspec
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from oapl.errors import ConfigError, StoreError
+
+PATIENCE_S = 600.0
+"""Seconds for which a store that does not answer, or says that it cannot now, is asked again."""
+LONGEST_WAIT_S = 20.0
+ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+PERMANENT = (*ANSWERS, PermissionError, ImportError, TypeError, AttributeError, NotImplementedError)
+PERMANENT_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "DefaultCredentialsError")
+"""Errors of the stores' own libraries that asking again does not mend."""
+
+log = logging.getLogger(__name__)
+
+
+class ObjectPath(PurePosixPath):
+    """`s3://bucket/folder/name`, `gs://…`, or whatever fsspec knows by its protocol.
+
+    Every call asks again, for up to PATIENCE_S, where the store does not answer. Raises StoreError after that, and
+    where it refuses.
+    """
+
+    __slots__ = ()
+
+    @property
+    def protocol(self) -> str:
+        return self.parts[0].removesuffix(":")
+
+    @property
+    def key(self) -> str:
+        """Bucket and name, as fsspec wants them."""
+        return "/".join(self.parts[1:])
+
+    @property
+    def url(self) -> str:
+        return f"{self.protocol}://{self.key}"
+
+    def __str__(self) -> str:
+        return self.url
+
+    def exists(self) -> bool:
+        """Whether there is an object of that name, or one below it."""
+        try:
+            self._ask("info", self.key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_file(self) -> bool:
+        try:
+            return bool(self._ask("info", self.key)["type"] == "file")
+        except FileNotFoundError:
+            return False
+
+    def is_dir(self) -> bool:
+        try:
+            return bool(self._ask("info", self.key)["type"] == "directory")
+        except FileNotFoundError:
+            return False
+
+    def iterdir(self) -> Iterator[ObjectPath]:
+        """What lies right below; nothing where there is nothing."""
+        try:
+            entries = self._ask("ls", self.key, detail=False)
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            if (name := entry.rstrip("/").rpartition("/")[2]) and name != self.name:
+                yield self / name
+
+    def glob(self, pattern: str) -> Iterator[ObjectPath]:
+        """Folder by folder."""
+        first, _, rest = pattern.partition("/")
+        found = (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, first))
+        for path in sorted(found):
+            yield from path.glob(rest) if rest else (path,)
+
+    def read_bytes(self) -> bytes:
+        data: bytes = self._ask("cat_file", self.key)
+        return data
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def write_bytes(self, data: bytes) -> None:
+        self._ask("pipe_file", self.key, data)
+
+    def create_bytes(self, data: bytes) -> bool:
+        """Writes where there is nothing, as one process alone can; False where something else is."""
+        try:
+            self._ask("pipe_file", self.key, data, mode="create")
+        except FileExistsError:
+            return self.read_bytes() == data  # an answer may have been lost on the way
+        return True
+
+    def upload(self, file: Path) -> None:
+        """A large file in parts."""
+        self._ask("put_file", str(file), self.key)
+
+    def download(self, file: Path) -> None:
+        self._ask("get_file", self.key, str(file))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            self._ask("rm_file", self.key)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def rename(self, target: ObjectPath) -> ObjectPath:
+        """Object by object, its seals first, so that what is half moved counts as neither whole."""
+        for source, goal in [(source, target / source.relative_to(self)) for source in self._objects()]:
+            self._ask("cp_file", source.key, goal.key)
+            source.unlink(missing_ok=True)
+        return target
+
+    def remove_all(self) -> None:
+        for each in self._objects():
+            each.unlink(missing_ok=True)
+
+    def _objects(self) -> list[ObjectPath]:
+        """This object, or all below it, JSON files such as seals first."""
+        prefix = f"{self.protocol}://"
+        paths = [ObjectPath(f"{prefix}{key.lstrip('/')}") for key in self._ask("find", self.key)]
+        return sorted(paths, key=lambda path: (path.suffix != ".json", path))
+
+    def resolve(self) -> ObjectPath:
+        return self
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Folders are but the beginnings of names."""
+
+    def _ask(self, method: str, *args: Any, **options: Any) -> Any:
+        call = getattr(filesystem(self.protocol), method)
+        retrying = Retrying(
+            retry=retry_if_exception(is_passing),
+            wait=wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_S),
+            stop=stop_after_delay(PATIENCE_S),
+            before_sleep=self._tell,
+            reraise=True,
+        )
+        try:
+            return retrying(call, *args, **options)
+        except ANSWERS:
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"{self}: the object store refuses `{method}`: {type(error).__name__}: {error}. Check the bucket, the "
+                f"endpoint and this machine's credentials, and run the same command again: what was sealed is kept."
+            ) from error
+
+    def _tell(self, state: RetryCallState) -> None:
+        assert state.outcome is not None
+        if state.attempt_number in (3, 6) or state.attempt_number % 10 == 0:
+            log.warning("%s does not answer, and is asked again: %r", self, state.outcome.exception())
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether a call that failed so may succeed later."""
+    return (
+        isinstance(error, Exception)
+        and not isinstance(error, PERMANENT)
+        and type(error).__name__ not in PERMANENT_NAMES
+        and getattr(error, "errno", None) not in (errno.EACCES, errno.EPERM)
+    )
+
+
+@cache
+def filesystem(protocol: str) -> Any:
+    """fsspec's access to a kind of store, which remembers no listings: others write there too. Raises ConfigError where
+    its library is missing."""
+    try:
+        return fsspec.filesystem(protocol, use_listings_cache=False)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{protocol}:// cannot be used here: {error}") from error
+
+
+StorePath = Path | ObjectPath
+
+
+def store_path(place: str | os.PathLike[str]) -> StorePath:
+    """The path of a local folder, or of a URL. Raises ConfigError where the URL names no bucket."""
+    if isinstance(place, ObjectPath):
+        return place
+    text = os.fspath(place)
+    protocol, separator, rest = text.partition("://")
+    if not separator:
+        return Path(text)
+    if protocol == "file":
+        return Path(rest)
+    if not rest.strip("/") or "@" in rest.partition("/")[0]:
+        raise ConfigError(f"{text!r} must be {protocol}://BUCKET/FOLDER; credentials come from the environment.")
+    return ObjectPath(text)
+
+
+def poll_s(path: StorePath) -> float:
+    """Seconds between two looks at a place: a store is a request away, and may charge for it."""
+    return 0.02 if isinstance(path, Path) else 1.0
+
+
+def cache_folder() -> Path:
+    """Where copies of what lies in object stores are kept, and what processes print; OAPL_CACHE may name another."""
+    return Path(os.environ.get("OAPL_CACHE") or Path.home() / ".cache" / "oapl")
