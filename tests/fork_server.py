@@ -19,7 +19,7 @@ import torch
 import oapl.roles
 from oapl.cli import main
 
-WRITES = ("fsync", "replace", "rename")
+WRITES = ("fsync", "replace", "rename", "link")
 
 
 def die_at_write(number: int) -> None:

@@ -208,7 +208,8 @@ def store_path(place: str | os.PathLike[str]) -> StorePath:
         return Path(text)
     if protocol == "file":
         return Path(rest)
-    if not rest.strip("/") or "@" in rest.partition("/")[0]:
+    bucket = rest.partition("/")[0]
+    if not bucket or "@" in bucket:
         raise ConfigError(f"{text!r} must be {protocol}://BUCKET/FOLDER; credentials come from the environment.")
     return ObjectPath(text)
 

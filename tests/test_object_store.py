@@ -1,0 +1,280 @@
+"""A run folder in an object store: a real S3 server in a process of its own, with and without bad days."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers import flip_a_bit, make_group, make_round, make_shard
+from oapl.errors import ConfigError, StoreError
+from oapl.paths import ObjectPath, store_path
+from oapl.store import RoundFolder, RunFolder
+from oapl.store.files import SEAL, local_folder, move_aside, verify_sealed_folder, write_sealed_folder
+from oapl.store.leases import Leases
+from oapl.types import PolicyRef
+from test_death import assert_complete, sealed_groups
+
+pytest.importorskip("moto", reason="the S3 server of these tests")
+pytest.importorskip("s3fs")
+
+HERE = Path(__file__).parent
+POLICY = PolicyRef(version=4, step=200, digest="ab" * 32)
+
+
+def free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])
+
+
+@contextmanager
+def serving(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        give_up = time.monotonic() + 60
+        while not answers(port):
+            assert server.poll() is None
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        yield server
+    finally:
+        server.kill()
+        server.wait()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as place:
+        return place.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    """The port of an S3 server."""
+    port = free_port()
+    with serving([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+        yield port
+
+
+@pytest.fixture
+def bucket(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectPath]:
+    """An empty bucket of that server."""
+    import fsspec
+
+    from oapl import paths
+
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "a-secret-that-nothing-may-write",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server}",
+        "OAPL_CACHE": str(tmp_path / "cache"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    path = store_path(f"s3://bucket-{os.urandom(6).hex()}/runs")
+    assert isinstance(path, ObjectPath)
+    fsspec.filesystem("s3").mkdir(path.parent.key)
+    yield path
+    paths.filesystem.cache_clear()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+# Paths
+
+
+def test_a_path_in_a_store_is_used_as_one_on_a_disk(bucket: ObjectPath):
+    path = bucket / "a" / "b.json"
+    assert str(path).startswith("s3://bucket-")
+    assert (path.name, path.stem, path.suffix, path.parent) == ("b.json", "b", ".json", bucket / "a")
+    assert not path.exists()
+    path.write_bytes(b"1")
+    assert path.exists()
+    assert path.is_file()
+    assert (bucket / "a").is_dir()
+    assert path.read_bytes() == b"1"
+    assert list(bucket.iterdir()) == [bucket / "a"]
+    assert list(bucket.glob("a/?.json")) == [path]
+    assert list((bucket / "none").iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        (bucket / "none").read_bytes()
+    path.unlink()
+    path.unlink(missing_ok=True)
+    assert not (bucket / "a").exists()
+
+
+def test_of_many_who_create_an_object_at_once_one_does(bucket: ObjectPath):
+    for attempt in range(5):
+        path = bucket / f"{attempt}"
+        with ThreadPoolExecutor(6) as pool:
+            won = list(pool.map(lambda n: path.create_bytes(b"%d" % n), range(6)))  # noqa: B023
+        assert won.count(True) == 1
+        assert path.read_bytes() == b"%d" % won.index(True)
+        assert path.create_bytes(path.read_bytes())  # as one whose answer was lost would try again
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///run", "s3://key:secret@bucket/run"])
+def test_a_url_without_a_bucket_or_with_credentials_is_refused(url: str):
+    with pytest.raises(ConfigError, match="credentials come from the environment"):
+        store_path(url)
+
+
+def test_a_bucket_that_is_not_there_is_told_at_once(bucket: ObjectPath):
+    start = time.monotonic()
+    with pytest.raises((StoreError, FileNotFoundError), match="bucket"):
+        (bucket.parent.parent / "no-such-bucket" / "x").write_bytes(b"1")
+    assert time.monotonic() - start < 10
+
+
+# Sealed folders and shards
+
+
+def seal_a_folder(folder: ObjectPath, content: bytes = b"weights" * 2**20) -> None:
+    write_sealed_folder(folder, {"step": 3}, lambda place: (place / "model.safetensors").write_bytes(content))
+
+
+def test_a_sealed_folder_is_downloaded_once_a_machine(bucket: ObjectPath, tmp_path: Path):
+    seal_a_folder(bucket / "000001")
+    copy = local_folder(bucket / "000001")
+    assert copy.is_relative_to(tmp_path / "cache")
+    before = (copy / "model.safetensors").stat().st_mtime_ns
+    assert verify_sealed_folder(bucket / "000001")["step"] == 3
+    assert local_folder(bucket / "000001") == copy
+    assert (copy / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_copy_that_was_altered_is_downloaded_again(bucket: ObjectPath):
+    seal_a_folder(bucket / "000001")
+    flip_a_bit(local_folder(bucket / "000001") / "model.safetensors")
+    assert (local_folder(bucket / "000001") / "model.safetensors").read_bytes() == b"weights" * 2**20
+
+
+def test_an_object_that_was_altered_is_told(bucket: ObjectPath):
+    seal_a_folder(bucket / "000001")
+    (bucket / "000001" / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(StoreError, match="does not match its seal"):
+        local_folder(bucket / "000001")
+
+
+def test_of_two_processes_that_seal_one_folder_the_second_is_told(bucket: ObjectPath):
+    seal_a_folder(bucket / "000001")
+    with pytest.raises(StoreError, match="sealed by another process"):
+        seal_a_folder(bucket / "000001", b"others")
+    move_aside(bucket / "000001")
+    assert (bucket / "000001.aside-1" / SEAL).exists()
+    assert not (bucket / "000001").exists()
+    seal_a_folder(bucket / "000001", b"others")
+
+
+def test_of_two_samplers_that_store_one_shard_the_first_counts(bucket: ObjectPath):
+    round, folder = make_round(4, POLICY, num_shards=1, prompts_per_shard=1), RoundFolder(bucket / "000004")
+    folder.open(round)
+    assert folder.write_shard(round, 0, make_shard([make_group(0, [1.0, 0.0])]))
+    assert not folder.write_shard(round, 0, make_shard([make_group(0, [0.0, 0.5])]))
+    assert folder.read_shard(0).groups[0].rewards.tolist() == [1.0, 0.0]
+    folder.seal(round)
+    assert folder.is_sealed()
+
+
+def test_a_lease_in_a_store_has_one_holder(bucket: ObjectPath):
+    leases = Leases(bucket / "leases", 600.0)
+    lease = leases.take("a")
+    assert lease is not None
+    with lease:
+        assert Leases(bucket / "leases", 600.0).take("a") is None
+    again = Leases(bucket / "leases", 600.0).take("a")
+    assert again is not None
+    with again:
+        pass
+
+
+# Runs
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "oapl", *map(str, words)]
+
+
+def run_oapl(*words: object) -> str:
+    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def same_results(one: RunFolder, other: RunFolder) -> bool:
+    policies = [[run.policy(version) for version in range(4)] for run in (one, other)]
+    return policies[0] == policies[1] and sealed_groups(one) == sealed_groups(other)
+
+
+@pytest.fixture
+def on_disk(write_recipe, tmp_path: Path) -> tuple[Path, RunFolder]:
+    """A recipe, and its run on a disk."""
+    recipe, run = write_recipe(), RunFolder(tmp_path / "on_disk")
+    run_oapl("train", recipe, "--run_dir", run.path)
+    return recipe, run
+
+
+def test_a_run_in_a_store_is_bitwise_the_run_on_a_disk(on_disk, bucket: ObjectPath, tmp_path: Path):
+    recipe, run = on_disk
+    inside = RunFolder(bucket / "run")
+    run_oapl("train", recipe, "--run_dir", inside.path)
+    assert same_results(inside, run)
+    assert_complete(inside, 12, 4)
+    assert "step 12 of 12" in run_oapl("inspect", inside.path)
+    run_oapl("report", inside.path, "--output", tmp_path / "report.html")
+    run_oapl("eval", inside.path, "--policy", 2, "--output_dir", tmp_path / "evaluation")
+    written = [path for path in bucket._objects() if b"a-secret-that" in path.read_bytes()]
+    assert not written
+
+
+def test_a_killed_run_in_a_store_goes_on_on_another_machine(on_disk, bucket: ObjectPath, monkeypatch, tmp_path: Path):
+    """Another machine has none of the copies, and cannot see that the first one's processes have ended."""
+    recipe, run = on_disk
+    inside, draw = RunFolder(bucket / "run"), random.Random(0)
+    struck = 0
+    for attempt in range(3):
+        monkeypatch.setenv("OAPL_CACHE", str(tmp_path / f"machine-{attempt}"))
+        process = subprocess.Popen(command("train", recipe, "--run_dir", inside.path), stderr=subprocess.DEVNULL)
+        give_up, target = time.monotonic() + 120, len(inside.metrics()) + 1
+        while len(inside.checkpoint_steps()) <= attempt and process.poll() is None and target:
+            assert time.monotonic() < give_up
+            time.sleep(draw.uniform(0.05, 0.4))
+        process.kill()
+        struck += process.wait() == -signal.SIGKILL
+    run_oapl("train", recipe, "--run_dir", inside.path)
+    assert struck >= 2
+    assert same_results(inside, run)
+    assert_complete(inside, 12, 4)
+
+
+def test_errors_slow_answers_and_restarts_of_the_store_change_no_bit(
+    on_disk, bucket: ObjectPath, server: int, monkeypatch
+):
+    recipe, run = on_disk
+    inside, port = RunFolder(bucket / "run"), free_port()
+    proxy = [sys.executable, str(HERE / "flaky_proxy.py"), str(port), str(server), "0.05", "0.05"]
+    environment = {**os.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    with serving([*proxy, "0"], port) as first:
+        words = command("train", recipe, "--run_dir", inside.path)
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        while not inside.policy(1):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.1)
+        first.kill()  # in the middle of whatever is on its way
+        first.wait()
+        time.sleep(3.0)
+        assert process.poll() is None
+    with serving([*proxy, "1"], port):
+        output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output.decode()
+    assert same_results(inside, run)
+    assert_complete(inside, 12, 4)
