@@ -12,7 +12,16 @@ from typing import Any
 from pydantic_settings import SettingsError
 
 from oapl import installation
-from oapl.config import BENCHMARKS, Recipe, command_line_source, dump_recipe, load_recipe, nearest_setting
+from oapl.config import (
+    BENCHMARKS,
+    PlanConfig,
+    Recipe,
+    command_line_source,
+    dump_recipe,
+    load_plan,
+    load_recipe,
+    nearest_setting,
+)
 from oapl.errors import CollapseError, ConfigError, InstallationError, OaplError
 from oapl.paths import StorePath, store_path
 
@@ -64,6 +73,14 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
         type=store_path,
         help="the run's folder or URL, runs/<recipe> by default; without a recipe: the run to sample for until it ends",
     )
+
+    plan = add_command(commands, "plan", plan_command, "simulate a recipe's run on some GPUs, before it is paid for")
+    plan.add_argument("recipe", type=Path, help="a TOML recipe")
+    plan.add_argument("--from_run", type=Path, help="a run folder whose rates are taken; options win over it")
+    plan.add_argument("--rates", type=Path, help="a TOML file with any of the options below; options win over it")
+    plan.add_argument("--output", type=Path, default=Path("plan"), help="name of the .png and .json to write")
+    for name, field in PlanConfig.model_fields.items():
+        plan.add_argument(f"--{name}", help=str(field.description).replace("%", "%%"))
 
     study = add_command(commands, "study", study_command, "runs of several settings and seeds", settings=False)
     study.add_argument("study", type=Path, help="a TOML study: a recipe, methods, a grid, seeds")
@@ -191,6 +208,18 @@ def sample_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) 
     else:
         version = recipe.policy_of_round(waiting)
         console.print(f"round {waiting} waits for policy {version}: `oapl train {arguments.recipe}` makes it")
+    return 0
+
+
+def plan_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
+    options = {name: getattr(arguments, name) for name in PlanConfig.model_fields}
+    plan = load_plan(options, arguments.rates)
+    from rich.console import Console
+
+    from oapl.planning import TABLE_WIDTH, make_plan
+
+    console = Console(width=max(Console().width, TABLE_WIDTH))
+    make_plan(arguments.recipe, overrides, plan, arguments.from_run, arguments.output, console)
     return 0
 
 

@@ -66,6 +66,12 @@ def plan_round(recipe: Recipe, task: Task, policy: PolicyRef, index: int) -> Rou
     )
 
 
+def shards_per_block(num_shards: int, rows_per_shard: int, max_num_seqs: int) -> int:
+    """The shards of a round that are sampled together: as many as fit in the engine, and at most a quarter of the
+    round, so that training may start and workers share."""
+    return min(max(1, max_num_seqs // rows_per_shard), -(-num_shards // 4))
+
+
 def shard_of_step(recipe: Recipe, index: int, number: int) -> int:
     """The shard that step `number` of round `index` trains on: in order as they land, then shuffled anew each epoch."""
     epoch, place = divmod(number, recipe.trainer.shards_per_round)

@@ -19,7 +19,7 @@ from oapl.errors import StoreError, TaskError
 from oapl.judging import MAX_FAILED_IN_A_ROW, Judge, shard_event
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.paths import StorePath, poll_s
-from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, training_params
+from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, shards_per_block, training_params
 from oapl.processes import pause
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside
@@ -170,11 +170,10 @@ class Sampler:
                 self._on_shard(shard_event(round, number, shard))
 
     def _blocks(self, round: Round) -> list[range]:
-        """The shards that are sampled together: as many as fit in the engine, and at most a quarter of the round, so
-        that training may start and workers share. A block is sampled whole even where some of it is stored already,
-        since a completion's last digits depend on what it is batched with."""
+        """The shards that are sampled together (`shards_per_block`). A block is sampled whole even where some of it is
+        stored already, since a completion's last digits depend on what it is batched with."""
         rows_per_shard = round.prompts_per_shard * round.sampling.num_generations
-        size = min(max(1, self.recipe.engine.max_num_seqs // rows_per_shard), -(-round.num_shards // 4))
+        size = shards_per_block(round.num_shards, rows_per_shard, self.recipe.engine.max_num_seqs)
         return [range(start, min(start + size, round.num_shards)) for start in range(0, round.num_shards, size)]
 
     def make_shards(

@@ -5,6 +5,7 @@ This package imports nothing heavy, so help and checks are instant.
 
 from oapl.config.benchmarks import BENCHMARKS, Benchmark, find_benchmark
 from oapl.config.messages import nearest_setting, sections_of, setting_names
+from oapl.config.planning import PlanConfig, load_plan
 from oapl.config.recipe import (
     all_differences,
     build_recipe,
@@ -45,6 +46,7 @@ __all__ = [
     "LossSection",
     "ModelConfig",
     "OAPLConfig",
+    "PlanConfig",
     "Recipe",
     "ReinforceConfig",
     "Rows",
@@ -59,6 +61,7 @@ __all__ = [
     "find_benchmark",
     "flatten",
     "hub_name",
+    "load_plan",
     "load_recipe",
     "may_change",
     "merge",

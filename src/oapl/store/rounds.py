@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from oapl.errors import StoreError
@@ -264,6 +265,15 @@ class RoundFolder:
     def read_shard(self, number: int) -> Shard:
         """Raises StoreError where the shard is missing or does not match its seal."""
         return read_shard(self.seal_path(number))
+
+    def completion_lengths(self, number: int) -> list[int]:
+        """Tokens of each completion of a shard, in order. Raises StoreError where it cannot be read."""
+        path = self.parquet_path(number)
+        try:
+            column = pq.read_table(path, columns=["token_ids"])["token_ids"]
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            raise StoreError(f"{path} cannot be read: {error}. `oapl train` on its run mends it.") from error
+        return [int(length) for length in pc.list_value_length(column).to_pylist()]
 
     def set_damaged_shard_aside(self, number: int) -> str | None:
         """Moves a stored shard that does not match its seal out of the way; returns why, or None if it is good."""
