@@ -112,6 +112,15 @@ def test_options_win_over_what_a_run_shows(run: RunFolder, recipe_path: Path):
     assert f"measured in {run.path}" in told[0]
 
 
+def test_an_engine_of_more_rows_is_faster_by_what_does_not_grow_with_them(run: RunFolder, recipe_path: Path):
+    recipe = load_recipe(recipe_path, {"engine": {"max_num_seqs": 4}})  # twice the run's
+
+    def rate(share: float) -> float:
+        return rates_of(recipe, PlanConfig(engine_fixed_share=share), run)[0].sampler_tokens_per_s
+
+    assert [rate(share) for share in (0, 1, 0.5)] == pytest.approx([1.6, 2 * 1.6, 2 / 1.5 * 1.6])
+
+
 def test_a_checkpoint_is_weights_and_two_moments_in_float32(recipe_path: Path):
     rates, _ = rates_of(load_recipe(recipe_path), PlanConfig(**GIVEN))
     assert (rates.policy_bytes, rates.checkpoint_bytes) == (2 * 2**30, 3 * 2 * 2**30)

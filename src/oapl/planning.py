@@ -197,31 +197,35 @@ def layout_of(recipe: Recipe, num_samplers: int = 1, speed: float = 1.0) -> Layo
 
 
 def plan_table(candidates: Sequence[Candidate], best_by: str) -> Table:
-    """The best layouts, best first."""
-    shown, count = candidates[:MAX_SHOWN], len(candidates)
+    """The best split for each L and rounds_ahead, or, with one of each, the best splits; best first."""
+    shown, what = best_of_each(candidates), "the best split for each L and rounds_ahead"
+    if len(shown) == 1:
+        shown, what = list(candidates), "the best splits"
     table = Table(
         box=SIMPLE,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        title=f"{count} layouts, by {'wall time' if best_by == 'wall' else 'GPU hours'}"
-        + (f"; the first {MAX_SHOWN}" if count > MAX_SHOWN else ""),
+        title=f"{len(candidates)} layouts simulated; {what}, by {'wall time' if best_by == 'wall' else 'GPU hours'}",
         title_justify="left",
+        caption="Idle samplers wait for policies, or load them. Moved: to and from the storage. Lag is free here.",
+        caption_justify="left",
     )
     for name in (
-        "trainer",
+        "trainer\nGPUs",
         "samplers",
         "L",
         "ahead",
         "wall",
         "GPU h",
-        "idle: trainer",
-        "samplers",
-        "lag",
+        "trainer\nidle",
+        "samplers\nidle",
+        "lag\nmean",
+        "lag\nmost",
         "stored",
         "moved",
     ):
         table.add_column(name, justify="right", no_wrap=True)
-    for candidate in shown:
+    for candidate in shown[:MAX_SHOWN]:
         outcome, split = candidate.outcome, candidate.split
         table.add_row(
             f"{split.trainer_gpus:,}",
@@ -232,11 +236,20 @@ def plan_table(candidates: Sequence[Candidate], best_by: str) -> Table:
             f"{candidate.gpu_hours:,.3g}" if candidate.gpu_hours < 100 else f"{candidate.gpu_hours:,.0f}",
             f"{outcome.trainer_idle_share:.0%}",
             f"{outcome.sampler_idle_share + outcome.sampler_load_share:.0%}",
-            f"{outcome.lag_mean:.0f}, {outcome.lag_max}",
+            f"{outcome.lag_mean:.0f}",
+            str(outcome.lag_max),
             readable(outcome.groups_bytes + outcome.policies_bytes + outcome.checkpoints_bytes),
             readable(outcome.network_bytes),
         )
     return table
+
+
+def best_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first candidate of each L and rounds_ahead."""
+    firsts: dict[tuple[int, int], Candidate] = {}
+    for candidate in candidates:
+        firsts.setdefault((candidate.weight_sync_steps, candidate.rounds_ahead), candidate)
+    return list(firsts.values())
 
 
 def readable(num_bytes: float) -> str:
@@ -317,6 +330,8 @@ def draw_plan(candidates: Sequence[Candidate], title: str, path: Path) -> None:
     left.plot(best.split.num_samplers, best.outcome.wall_s / unit, "k*", markersize=12, label="best")
     left.set_ylabel(f"wall time, {name}")
     left.set_yscale("log")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("{x:g}")
     left.set_title(title, fontsize=11)
     points = fastest_by_samplers(curves[best.weight_sync_steps, best.rounds_ahead])
     numbers = [each.split.num_samplers for each in points]

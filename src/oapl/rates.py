@@ -62,6 +62,9 @@ def rates_of(recipe: Recipe, plan: PlanConfig, run: RunFolder | None = None) -> 
     """
     measured = Measurement(run, plan.engine_fixed_share) if run is not None else None
     found: dict[str, Any] = {} if measured is None else measured.rates()
+    if measured is not None:
+        rows = recipe.engine.max_num_seqs / measured.recipe.engine.max_num_seqs  # of a full engine, this one's to that
+        found["sampler_tokens_per_s"] *= rows / (plan.engine_fixed_share + (1 - plan.engine_fixed_share) * rows)
     origin = dict.fromkeys(found, f"measured in {run.path}" if run is not None else "")
     if measured is not None and (plan.gpus is not None or plan.samplers):  # which lie on machines of their own
         del found["shared_slowdown"], origin["shared_slowdown"]
@@ -291,7 +294,7 @@ class Span:
         """The share of it in which one of the others lay."""
         end = self.start + self.seconds
         shared = (min(end, other.start + other.seconds) - max(self.start, other.start) for other in others)
-        return sum(max(0.0, each) for each in shared) / self.seconds
+        return min(1.0, sum(max(0.0, each) for each in shared) / self.seconds)
 
 
 def slowdown_of(spans: Sequence[Span], others: Sequence[Span]) -> float | None:

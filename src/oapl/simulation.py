@@ -196,6 +196,8 @@ class Loop:
     def __init__(self, rates: Rates, layout: Layout, seed: int) -> None:
         self._rates, self._layout, self._seed = rates, layout, seed
         self._random = np.random.default_rng(seed)
+        self._drawn: dict[int, tuple[float, ...]] = {}
+        """`block_seconds` by the shards of a block."""
         self._clock = simpy.Environment()
         self._sealed = [self._clock.event() for _ in range(layout.num_rounds + 1)]
         self._claimed = [0] * layout.num_rounds
@@ -303,9 +305,10 @@ class Loop:
         self._changed = self._clock.event()
 
     def _sampling_s(self, num_shards: int) -> float:
-        layout = self._layout
-        drawn = block_seconds(self._rates, num_shards * layout.rows_per_shard, layout.max_num_seqs, self._seed)
-        return drawn[self._random.integers(len(drawn))]
+        if num_shards not in self._drawn:
+            num_rows, slots = num_shards * self._layout.rows_per_shard, self._layout.max_num_seqs
+            self._drawn[num_shards] = block_seconds(self._rates, num_rows, slots, self._seed)
+        return self._drawn[num_shards][self._random.integers(NUM_DRAWN)]
 
     def _claim(self, index: int) -> range:
         """The next block of a round, by its shards; empty where all are taken."""
