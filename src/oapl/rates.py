@@ -197,12 +197,13 @@ class Measurement:
 
     def rates(self) -> dict[str, Any]:
         """What of `Rates` the run shows; nothing is said of what did not happen in it."""
-        sampling, steps = self._sampling_spans(), self._step_spans()
-        slowdown = slowdown_of(sampling, steps), slowdown_of(steps, sampling)
+        sampling, all_steps = self._sampling_spans(), self._step_spans()
+        steps = all_steps[1:] or all_steps  # the first one warms up
+        slowdown = slowdown_of(sampling, all_steps), slowdown_of(steps, sampling)
         both = float(np.mean([each for each in slowdown if each is not None] or [1.0]))
         found = {
             "lengths": tuple(self.lengths),
-            "sampler_tokens_per_s": rate_alone(sampling, steps, both),
+            "sampler_tokens_per_s": rate_alone(sampling, all_steps, both),
             "trainer_tokens_per_s": rate_alone(steps, sampling, both),
             "shared_slowdown": both,
             "grading_s": self._grading_s(),
@@ -235,9 +236,8 @@ class Measurement:
         ]
 
     def _step_spans(self) -> list[Span]:
-        """Of every step but the first, which warms up; its work is in completion tokens."""
-        steps = [record for record in self.records if record["step"] > 1] or self.records
-        return [Span(step["time"] - step["step_s"], step["step_s"], step["num_tokens"]) for step in steps]
+        """Of every step; its work is in completion tokens."""
+        return [Span(step["time"] - step["step_s"], step["step_s"], step["num_tokens"]) for step in self.records]
 
     def _firsts(self) -> list[Mapping[str, Any]]:
         """The records of each round's first step."""
