@@ -76,7 +76,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
 
     plan = add_command(commands, "plan", plan_command, "simulate a recipe's run on some GPUs, before it is paid for")
     plan.add_argument("recipe", type=Path, help="a TOML recipe")
-    plan.add_argument("--from_run", type=Path, help="a run folder whose rates are taken; options win over it")
+    plan.add_argument("--from_run", type=store_path, help="a run folder whose rates are taken; options win over it")
     plan.add_argument("--rates", type=Path, help="a TOML file with any of the options below; options win over it")
     plan.add_argument("--output", type=Path, default=Path("plan"), help="name of the .png and .json to write")
     for name, field in PlanConfig.model_fields.items():

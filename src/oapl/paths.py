@@ -66,6 +66,9 @@ class ObjectPath(PurePosixPath):
             return False
         return True
 
+    def size(self) -> int:
+        return int(self._ask("info", self.key)["size"])
+
     def is_file(self) -> bool:
         try:
             return bool(self._ask("info", self.key)["type"] == "file")
@@ -212,6 +215,16 @@ def store_path(place: str | os.PathLike[str]) -> StorePath:
     if not bucket or "@" in bucket:
         raise ConfigError(f"{text!r} must be {protocol}://BUCKET/FOLDER; credentials come from the environment.")
     return ObjectPath(text)
+
+
+def file_size(path: StorePath) -> int:
+    """Bytes."""
+    return path.size() if isinstance(path, ObjectPath) else path.stat().st_size
+
+
+def folder_size(folder: StorePath) -> int:
+    """Bytes of the files right in a folder."""
+    return sum(file_size(path) for path in folder.iterdir() if path.is_file())
 
 
 def poll_s(path: StorePath) -> float:

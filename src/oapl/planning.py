@@ -16,6 +16,7 @@ from rich.table import Table
 
 from oapl.config import PlanConfig, Recipe, load_recipe, merge
 from oapl.errors import ConfigError
+from oapl.paths import StorePath
 from oapl.plan import shards_per_block
 from oapl.rates import rates_of
 from oapl.simulation import Layout, Outcome, Rates, simulate
@@ -78,7 +79,7 @@ def make_plan(
     recipe_path: Path,
     overrides: Mapping[str, Any],
     plan: PlanConfig,
-    from_run: Path | None,
+    from_run: StorePath | None,
     output: Path,
     console: Console,
 ) -> list[Candidate]:

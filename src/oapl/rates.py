@@ -17,6 +17,7 @@ import numpy as np
 
 from oapl.config import PlanConfig, Recipe, load_recipe
 from oapl.errors import ConfigError
+from oapl.paths import file_size, folder_size
 from oapl.plan import shards_per_block
 from oapl.simulation import Rates, token_steps
 from oapl.store import RoundFolder, RunFolder
@@ -207,11 +208,11 @@ class Measurement:
             "trainer_tokens_per_s": rate_alone(steps, sampling, both),
             "shared_slowdown": both,
             "grading_s": self._grading_s(),
-            "policy_bytes": folder_bytes(self._run.policy_path(max(self._run.policy_versions()))),
+            "policy_bytes": folder_size(self._run.policy_path(max(self._run.policy_versions()))),
             "group_bytes_per_token": self._group_bytes() / sum(self.lengths),
         }
         if checkpoints := self._run.checkpoint_steps():
-            found["checkpoint_bytes"] = folder_bytes(self._run.checkpoint_path(checkpoints[-1]))
+            found["checkpoint_bytes"] = folder_size(self._run.checkpoint_path(checkpoints[-1]))
         saves = [record["save_s"] for record in self._firsts() if record["step"] > 1 and record["save_s"] > 0]
         if saves:
             found["save_s"] = float(np.mean(saves))
@@ -279,7 +280,7 @@ class Measurement:
     def _group_bytes(self) -> int:
         folders = (self._run.round(index) for index in self._run.round_indices())
         own = (folder for folder in folders if not folder.is_imported())
-        return sum(folder.parquet_path(number).stat().st_size for folder in own for number in folder.stored_shards())
+        return sum(file_size(folder.parquet_path(number)) for folder in own for number in folder.stored_shards())
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,7 @@ def blocks_of(folder: RoundFolder, recipe: Recipe) -> list[Block]:
                 sampling_s=total(seals, "sampling_s") - total(seals, "grading_s"),
                 grading_s=total(seals, "grading_s"),
                 first_grading_s=seals[0]["grading_s"],
-                stored_at=folder.seal_path(numbers[-1]).stat().st_mtime,
+                stored_at=seals[-1].get("time", 0.0),
             )
         )
     return blocks
@@ -340,7 +341,3 @@ def blocks_of(folder: RoundFolder, recipe: Recipe) -> list[Block]:
 
 def total(records: Sequence[Mapping[str, Any]], name: str) -> float:
     return float(sum(record[name] for record in records))
-
-
-def folder_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir())

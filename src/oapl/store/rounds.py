@@ -6,6 +6,7 @@ An evaluation is stored the same way: a round whose prompts are held out and tha
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -389,6 +390,7 @@ def shard_facts(round: Round, shard: Shard, data: bytes) -> dict[str, Any]:
         "sampling_s": shard.sampling_s,
         "grading_s": shard.grading_s,
         "mismatch": shard.mismatch,
+        "time": time.time(),
         "verifier": round.verifier,
         "failed": [
             {"position": failed.position, "prompt_id": failed.prompt_id, "cause": failed.cause}
