@@ -12,7 +12,7 @@ import pytest
 from oapl.config import BENCHMARKS, TaskConfig, find_benchmark, rows_of
 from oapl.errors import GradingError, TaskError
 from oapl.tasks import Task, make_task
-from oapl.tasks.problems import MATH_TEMPLATE
+from oapl.tasks.problems import MATH_TEMPLATE, gold_answer, ground_truth
 from oapl.tasks.rewards import combine
 from oapl.types import Verdict
 
@@ -133,6 +133,45 @@ def test_an_empty_answer_is_told_with_its_row(make):
         task.prompt("train", 0)
 
 
+TRUTHS = {
+    "an answer": ({"answer": "7"}, "7"),
+    "verl's": ({"reward_model": {"style": "rule", "ground_truth": "7"}}, "7"),
+    "verl's as JSON text": ({"reward_model": '{"style": "rule", "ground_truth": "7"}'}, "7"),
+    "verl's, and a worked solution": ({"reward_model": {"ground_truth": "7"}, "answer": "3 and 4 more, so 7"}, "7"),
+    "an answer, and verl's without one": ({"answer": "7", "reward_model": {"style": "rule"}}, "7"),
+    "an answer, and a reward model by name": ({"answer": "7", "reward_model": "some-model"}, "7"),
+    "verl's, and an empty answer": ({"answer": " ", "reward_model": {"ground_truth": "7"}}, "7"),
+    "a list of one": ({"answer": ["7"]}, "7"),
+    "nothing": ({"answer": "", "reward_model": {"style": "rule"}}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", TRUTHS)
+def test_mathematics_and_verl_s_functions_are_given_the_same_truth(kind: str):
+    row, truth = TRUTHS[kind]
+    assert gold_answer(row) == truth
+    assert ground_truth(row) in (truth or None, [truth])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"reward_model": "x=4"}, "its `reward_model` is no JSON object with a `ground_truth`: 'x=4'"),
+        ({"answer": ["3", "-3"]}, r"its answer is a list of 2, \['3', '-3'\]"),
+    ],
+)
+def test_a_truth_that_cannot_be_read_is_told_with_its_row(make, row: dict[str, Any], message: str):
+    task = make([{"problem": "2+2?", **row}], name="math")
+    with pytest.raises(TaskError, match=f"prompt train/0: {message}"):
+        task.prompt("train", 0)
+
+
+def test_a_verl_row_that_cannot_be_read_fails_its_group(make):
+    row = {"prompt": "2+2?", "reward_model": "x=4"}
+    with pytest.raises(GradingError, match="prompt train/0: its `reward_model` is no JSON object"):
+        graded(make([row], name="dataset", reward_funcs="verl:judges:compute_score"), "4")
+
+
 # Programs
 
 
@@ -161,6 +200,26 @@ def test_starter_code_is_part_of_the_prompt(make):
     task = make([row], name="code")
     assert "def add_one(n: int) -> int:" in task.prompt("train", 0).text
     assert graded(task, "```python\ndef add_one(n):\n    return n + 1\n```")[0].reward == 1.0
+
+
+def test_code_with_the_words_of_the_template_in_it_is_left_as_it_is(make):
+    row = {"problem": "Say {starter_code}.", "starter_code": "x = f'{problem}'", "tests": "[]"}
+    text = make([row], name="code").prompt("train", 0).text
+    assert text.startswith("Say {starter_code}.")
+    assert "```python\nx = f'{problem}'\n```" in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"prompt": "def add(a, b):", "test": "def check(f): ..."}, "Complete the function `add`."),
+        ({"question": "Add two.", "tests": "[]"}, "Add two."),
+        ({"question": "Add two.", "prompt": "import math", "test": "def check(f): ..."}, "Add two."),
+        ({"prompt": "Add two.", "tests": "[]"}, "Add two."),
+    ],
+)
+def test_a_row_is_human_eval_s_by_all_of_its_columns(make, columns: dict[str, str], text: str):
+    assert make([{"entry_point": "add", **columns}], name="code").prompt("train", 0).text.startswith(text)
 
 
 def test_tests_that_cannot_be_read_fail_their_group_and_earn_nothing(make):
@@ -194,6 +253,15 @@ def test_where_no_reward_applies_there_is_no_verdict(make):
     task = make([SUM], name="math", reward_funcs=["judges:none"])
     with pytest.raises(GradingError, match="judges:none returned None for completion 0: it gave no verdict"):
         graded(task, "\\boxed{7}")
+
+
+def test_the_answer_is_that_of_the_reward_by_which_it_counts_as_right():
+    """So a vote counts what was judged; where that found none, it has no vote."""
+    verl, math, silent = Verdict(1.0, "pred"), Verdict(1.0, "7"), Verdict(0.0)
+    names, weights = ["verl:f:g", "math"], [1.0, 1.0]
+    found = combine([[verl, verl], [math, silent]], names, weights, "math")
+    assert [verdict.answer for verdict in found] == ["7", None]
+    assert combine([[verl], [silent]], names, weights)[0].answer == "pred"
 
 
 def test_a_weighted_sum_beyond_float32_is_no_reward():
@@ -240,6 +308,9 @@ def test_livecodebench_has_releases_and_windows_of_dates():
     assert v5 is not None
     assert v5.data_files == ("test.jsonl", "test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl")
     assert v5.window == ("2024-08-01", "2025-02-01")
+    assert (
+        find_benchmark("livecodebench@20240801..20250201").window == v5.window
+    )  # which rows are compared with as text
     assert find_benchmark("livecodebench@release_v2").data_files == ("test.jsonl", "test2.jsonl")
     assert len(find_benchmark("livecodebench").data_files) == 6
     assert find_benchmark("no_such_benchmark") is None
@@ -251,6 +322,7 @@ def test_livecodebench_has_releases_and_windows_of_dates():
         ("livecodebench@v9", "releases v1 to v6"),
         ("livecodebench@2025-02-01..2024-08-01", "neither a release, as v5, nor dates"),
         ("livecodebench@soon", "neither a release, as v5, nor dates"),
+        ("livecodebench@2024-08-01", "neither a release, as v5, nor dates"),
         ("aime_2025@v2", "only livecodebench has releases"),
     ],
 )

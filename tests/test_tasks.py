@@ -253,6 +253,7 @@ def test_a_function_s_odd_results_are_told(misbehave: Callable[[str], list[float
         (-math.inf, "f returned -inf for completion 2: not finite"),
         (1e39, r"f returned 1e\+39 for completion 2: not finite in float32"),
         ("good", "f returned 'good' for completion 2: not a number"),
+        ("0.5", "f returned '0.5' for completion 2: not a number"),
         ([1.0], r"f returned \[1\.0\] for completion 2: not a number"),
     ],
 )
@@ -267,7 +268,7 @@ def test_a_wrong_count_is_an_error_of_the_function(values: list[float]):
         checked_rewards(values, 2, "f")
 
 
-@pytest.mark.parametrize("values", [None, 1.0, "10", {"a": 1.0, "b": 0.0}])
+@pytest.mark.parametrize("values", [None, 1.0, "10", {"a": 1.0, "b": 0.0}, {1.0, 0.0}])
 def test_what_is_no_list_is_an_error_of_the_function(values: Any):
     with pytest.raises(TaskError, match="f must return a list of 2 numbers"):
         checked_rewards(values, 2, "f")

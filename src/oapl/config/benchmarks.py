@@ -75,12 +75,12 @@ def find_benchmark(text: str) -> Benchmark | None:
 
 
 def parse_window(text: str, part: str) -> tuple[str, str]:
-    first, dots, last = part.partition("..")
     try:
-        if not (dots and date.fromisoformat(first) <= date.fromisoformat(last)):
+        first, last = map(date.fromisoformat, part.split(".."))
+        if first > last:
             raise ValueError
     except ValueError:
         raise ValueError(
             f"{text!r}: {part!r} is neither a release, as v5, nor dates, as 2024-08-01..2025-02-01"
         ) from None
-    return first, last
+    return first.isoformat(), last.isoformat()

@@ -59,6 +59,7 @@ class DatasetTask:
             [reward.grade(prompt, completions) for reward in self._rewards],
             [reward.name for reward in self._rewards],
             self._weights,
+            self._config.judged_by,
         )
 
     def start(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ ANSWER_COLUMNS = ("answer", "reward_model")
 """What a mathematics problem is graded by; in verl's layout `reward_model.ground_truth`."""
 TEST_COLUMNS = ("tests", "public_test_cases", "private_test_cases", "test", "reward_model")
 """What a program is graded by."""
+HUMAN_EVAL_COLUMNS = {"prompt", "entry_point", "test"}
 
 MATH_TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 """The words that the model cards of Qwen and of the models trained from it advise."""
@@ -52,15 +54,21 @@ def make_prompt(prompt_id: str, row: Mapping[str, Any], config: TaskConfig) -> P
     if config.name == "dataset":
         text = columns.pop("prompt")
     else:
-        text = row[first_of(PROBLEM_COLUMNS, row)]
-        if "entry_point" in row:  # HumanEval's, whose problem is itself the beginning of the code to write
+        column = first_of(PROBLEM_COLUMNS, row)
+        text = row[column]
+        if column == "prompt" and row.keys() >= HUMAN_EVAL_COLUMNS:  # whose prompt begins the code to be written
             text = fill_template(f"Complete the function `{row['entry_point']}`.", row["prompt"], config)
         else:
             columns.pop("prompt", None)
             if isinstance(text, str):
                 text = fill_template(text, row.get("starter_code") or "", config)
-    if "math" in config.rewards and not gold_answer(row):
-        raise TaskError(f"prompt {prompt_id} has no answer to be graded by. Its columns are {', '.join(row)}.")
+    if "math" in config.rewards:
+        try:
+            gold = gold_answer(row)
+        except TaskError as error:
+            raise TaskError(f"prompt {prompt_id}: {error}") from error
+        if not gold:
+            raise TaskError(f"prompt {prompt_id} has no answer to be graded by. Its columns are {', '.join(row)}.")
     if not isinstance(text, str) and not is_chat(text):
         raise TaskError(
             f"prompt {prompt_id}: the problem must be text or chat messages ([{{'role': …, 'content': …}}]), "
@@ -72,15 +80,38 @@ def make_prompt(prompt_id: str, row: Mapping[str, Any], config: TaskConfig) -> P
 def fill_template(problem: str, starter_code: str, config: TaskConfig) -> str:
     default = MATH_TEMPLATE if config.name == "math" else CALL_TEMPLATE if starter_code else STDIN_TEMPLATE
     template = config.prompt_template or default
-    return template.replace("{starter_code}", starter_code).replace("{problem}", problem)
+    words = {"problem": problem, "starter_code": starter_code}
+    return re.sub(r"\{(problem|starter_code)\}", lambda match: words[match[1]], template)  # which may hold such words
 
 
 def gold_answer(row: Mapping[str, Any]) -> str:
-    """What a mathematics problem is graded by; "" where a row has none."""
-    if row.get("answer") is not None:
-        return str(row["answer"]).strip()
-    value = row.get("reward_model")
-    if isinstance(value, str):
-        value = json.loads(value)
-    found = value.get("ground_truth") if isinstance(value, Mapping) else None
-    return "" if found is None else str(found).strip()
+    """What a mathematics problem is graded by; "" where a row has none. Raises TaskError where it has several."""
+    truth = ground_truth(row)
+    if isinstance(truth, list | tuple):
+        if len(truth) > 1:
+            raise TaskError(
+                f"its answer is a list of {len(truth)}, {truth!r:.80}, and there can be one. Give it as text."
+            )
+        truth = truth[0] if truth else None
+    return "" if truth is None else str(truth).strip()
+
+
+def ground_truth(row: Mapping[str, Any]) -> Any:
+    """What a row is graded by: verl's `reward_model.ground_truth`, or its `answer`; None where both are empty.
+
+    Raises TaskError where there is no answer, and a `reward_model` that cannot be read.
+    """
+    verl, answer = row.get("reward_model"), row.get("answer")
+    if isinstance(verl, str):
+        try:
+            verl = json.loads(verl)
+        except ValueError:
+            if is_empty(answer):
+                raise TaskError(f"its `reward_model` is no JSON object with a `ground_truth`: {verl!r:.80}") from None
+    truth = verl.get("ground_truth") if isinstance(verl, Mapping) else None
+    found = answer if is_empty(truth) else truth
+    return None if is_empty(found) else found
+
+
+def is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())

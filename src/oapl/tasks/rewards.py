@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from oapl.grading.code.problem_tests import parse_tests
 from oapl.grading.code.sandbox import Limits
 from oapl.grading.math.grader import MathGrader
 from oapl.grading.worker import FunctionWorker
-from oapl.tasks.problems import gold_answer
+from oapl.tasks.problems import gold_answer, ground_truth
 from oapl.types import Prompt, Verdict
 
 LARGEST_REWARD = 3.4e38
@@ -144,13 +144,15 @@ class VerlReward:
 
     def grade(self, prompt: Prompt, completions: Sequence[str]) -> list[Verdict | None]:
         columns = prompt.columns
-        reward_model = columns.get("reward_model")
-        ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else columns.get("answer")
+        try:
+            truth = ground_truth(columns)
+        except TaskError as error:  # of one row among many
+            raise GradingError(f"prompt {prompt.id}: {error}") from error
         values = [
             self._worker.call(
                 data_source=columns.get("data_source", ""),
                 solution_str=text,
-                ground_truth=ground_truth,
+                ground_truth=truth,
                 extra_info=columns.get("extra_info"),
             )
             for text in completions
@@ -179,10 +181,14 @@ def with_settings(verifier: str, config: TaskConfig, *keys: str) -> str:
 
 
 def combine(
-    opinions: Sequence[Sequence[Verdict | None]], names: Sequence[str], weights: Sequence[float]
+    opinions: Sequence[Sequence[Verdict | None]],
+    names: Sequence[str],
+    weights: Sequence[float],
+    judged_by: str | None = None,
 ) -> list[Verdict]:
     """One verdict a completion: the weighted sum of those rewards that apply to it, as TRL has it.
 
+    The answer is that of `judged_by`, by which a completion counts as right, where it is among them; else the first.
     Raises GradingError where none applies.
     """
     verdicts = []
@@ -205,7 +211,8 @@ def combine(
             for name, _, verdict in given
             if verdict.reason
         ]
-        answers = [verdict.answer for _, _, verdict in given if verdict.answer is not None]
+        judges = [verdict for name, _, verdict in given if name == judged_by] or [verdict for _, _, verdict in given]
+        answers = [verdict.answer for verdict in judges if verdict.answer is not None]
         verdicts.append(
             Verdict(
                 reward,
@@ -230,7 +237,7 @@ def source_digest(function: str) -> str:
 def checked_rewards(values: Any, count: int, function: str) -> list[float | None]:
     """What a reward function gave, as floats. A wrong number of them is an error of the function, so TaskError;
     a value that is no reward concerns this group alone, so GradingError."""
-    if not hasattr(values, "__len__") or isinstance(values, str | Mapping):
+    if not hasattr(values, "__len__") or isinstance(values, str | bytes | Mapping | Set):
         raise TaskError(f"{function} must return a list of {count} numbers, one a completion; it returned {values!r}.")
     if len(values) != count:
         raise TaskError(
@@ -241,6 +248,8 @@ def checked_rewards(values: Any, count: int, function: str) -> list[float | None
 
 def checked_reward(value: Any, index: int, function: str) -> float:
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         reward = float(value)
     except (TypeError, ValueError, OverflowError):
         raise GradingError(f"{function} returned {repr(value)[:80]} for completion {index}: not a number") from None
