@@ -103,7 +103,11 @@ def assert_best_is_reported(run: RunFolder) -> None:
     assert len(set(scores.values())) > 1
     best = min(step for step in scores if scores[step] == max(scores.values()))
     summary = read_json(run.summary_path)
-    assert summary["selection"] == {"step": best, "pass@1": {str(step): scores[step] for step in scores}}
+    assert summary["selection"] == {
+        "step": best,
+        "pass@1": {str(step): scores[step] for step in scores},
+        "num_prompts": 8,
+    }
     assert summary["final"]["step"] == best
     final = run.selected(best)
     assert final.load().policy == run.snapshot(best)

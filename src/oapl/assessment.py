@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,16 +24,18 @@ from oapl.config import (
     merge,
     rows_of,
 )
-from oapl.errors import ConfigError
-from oapl.launch import stoppable
+from oapl.errors import ConfigError, StoreError
+from oapl.launch import prepare, stoppable
 from oapl.paths import StorePath
+from oapl.plan import plan_evaluation
 from oapl.progress import Progress
 from oapl.report import evaluation_table
 from oapl.results import is_finished, reported, summarize_evaluation
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside, write_bytes
 from oapl.store.leases import lock
-from oapl.types import PolicyRef
+from oapl.store.run import SCORED
+from oapl.types import PolicyRef, Round
 
 DEFAULTS: Mapping[str, Any] = {
     "trainer": {"num_steps": 1, "weight_sync_steps": 1},
@@ -41,6 +44,7 @@ DEFAULTS: Mapping[str, Any] = {
 """Of an evaluation without a recipe, which trains nothing."""
 ALL_PROMPTS = 1_000_000
 SHOWN_FAILURES = 3
+SHOWN_NAMES = 3
 OF_THE_MODEL = ("chat", "system_prompt", "chat_template_kwargs", "answer_after", "reward_timeout_s", "num_workers")
 """What a run's task says of the model, whatever the problems."""
 OF_THE_KIND = ("prompt_template", "test_timeout_s", "max_tests")
@@ -211,6 +215,50 @@ def has_chat_template(name_or_path: str) -> bool:
     return load_tokenizer(name_or_path).chat_template is not None
 
 
+def check_is_free(path: Path) -> None:
+    """Raises ConfigError where a folder holds something, and no evaluation."""
+    names = sorted(each.name for each in path.glob("[!.]*"))
+    if names and not any(path.glob("round.json*")):
+        raise ConfigError(
+            f"{path} is no evaluation and not empty: it holds {', '.join(names[:SHOWN_NAMES])}. Name a new folder as "
+            f"--output_dir."
+        )
+
+
+def run_of(path: Path) -> RunFolder | None:
+    """The run that an evaluation is part of."""
+    folder = path.resolve().parent
+    run = RunFolder(folder.parent)
+    return run if folder.name in SCORED and run.config_path.exists() else None
+
+
+@contextmanager
+def locked(path: StorePath) -> Iterator[None]:
+    """Held by who evaluates into a folder; of a run's own evaluation, in place of the run's own work on it."""
+    with ExitStack() as held:
+        if (run := run_of(path)) is not None:
+            held.enter_context(run.lock("run"))
+        held.enter_context(lock(path.parent / f".{path.name}.lock", "sampler", setting="output_dir", of=path))
+        yield
+
+
+def prepare_alone(target: Target, folder: RoundFolder, round: Round) -> str | None:
+    """As `RoundFolder.prepare`, but nothing complete, and no other model's answers, give way unasked."""
+    if folder.is_open() and (stored := folder.load()).policy != round.policy:
+        if target.weights is None or target.output_dir is not None:  # else the run has made these weights anew
+            raise StoreError(
+                f"{folder.path} holds answers of other weights ({stored.policy.digest[:12]}…, and these are "
+                f"{round.policy.digest[:12]}…). Name another --output_dir, or move that folder away."
+            )
+    elif folder.is_sealed() and folder.is_judged_otherwise(round):
+        folder.check_planned(round)
+        raise StoreError(
+            f"{folder.path} was graded by {stored.verifier}, and the task, which has {round.verifier} now, or its rows "
+            f"have changed since. Grade all of it again by --regrade, or take another output_dir."
+        )
+    return folder.prepare(round)
+
+
 def assess(
     target: Target, recipe: Recipe, folder: RoundFolder, console: Console, *, label: str, regrade: bool
 ) -> dict[str, Any]:
@@ -219,21 +267,28 @@ def assess(
     from oapl import roles
 
     weights, path = target.weights, folder.path
-    held = lock(path.parent / f".{path.name}.lock", "sampler", setting="output_dir", of=path)
-    with held, Progress(recipe, console) as progress, stoppable(progress) as events:
+    check_is_free(path)
+    with locked(path), Progress(recipe, console) as progress, stoppable(progress) as events:
+        folder.finish_adopting()
+        for damage in folder.set_damage_aside():
+            progress.note(damage)
+        policy = roles.model_ref(target.name) if weights is None else weights.find()
+        assert policy is not None
         if regrade:
             progress.phase(f"grading {label} again")
             roles.regrade(recipe, events, folder)
-        elif weights is not None:
-            progress.phase(f"evaluating {weights.name} on {label}")
-            roles.evaluate(recipe, weights.run, events, folder=folder, find=weights.find, alone=True)
         else:
-            progress.phase(f"evaluating {target.name} on {label}")
-            roles.evaluate_model(recipe, target.name, events, folder)
+            prepare(recipe, plan_evaluation, [(folder, policy)], progress, ready=partial(prepare_alone, target))
+            if weights is not None:
+                progress.phase(f"evaluating {weights.name} on {label}")
+                roles.evaluate(recipe, weights.run, events, folder=folder, find=weights.find, alone=True)
+            else:
+                progress.phase(f"evaluating {target.name} on {label}")
+                roles.evaluate_model(recipe, target.name, policy, events, folder)
     write_bytes(path / "config.toml", dump_recipe(recipe).encode())
-    if regrade and weights is not None and path == weights.own.path and weights.run.summary_path.exists():
-        move_aside(weights.run.summary_path)  # which has the old scores
-        console.print(f"the run's own summary is written anew by `oapl train` with --run_dir {weights.run.path}")
+    if regrade and (run := run_of(path)) is not None and run.summary_path.exists():
+        move_aside(run.summary_path)  # which has the old scores
+        console.print(f"the run's own summary is written anew by `oapl train` with --run_dir {run.path}")
     model = target.name if weights is None else f"{target.name}, {weights.name}"
     return summarize_evaluation(recipe, folder, {"model": model, "problems": label})
 

@@ -11,9 +11,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from oapl.config import load_recipe
+from oapl.config import TaskConfig, load_recipe
 from oapl.errors import ConfigError
-from oapl.evaluation import Interval, Scores, differences, paired_test, read_scores
+from oapl.evaluation import Interval, Scores, bootstrap_interval, paired_differences, paired_test, read_scores
 from oapl.report import draw_pass_at_k, format_interval, summarize
 from oapl.store import RoundFolder
 from oapl.store.files import read_json, write_json
@@ -29,6 +29,7 @@ class Evaluated:
     problems: str
     scores: Scores
     round: Round
+    task: TaskConfig
 
     @property
     def table_rows(self) -> dict[str, Interval | float]:
@@ -52,8 +53,8 @@ def read_evaluated(path: Path) -> Evaluated:
             f"{path} is not a complete evaluation. Make one with `oapl eval MODEL_OR_RUN`, which names its folder."
         )
     summary = read_json(path / "summary.json", "model", "problems")
-    scores = read_scores(folder, load_recipe(path / "config.toml").task)
-    return Evaluated(path, summary["model"], summary["problems"], scores, folder.load())
+    task = load_recipe(path / "config.toml").task
+    return Evaluated(path, summary["model"], summary["problems"], read_scores(folder, task), folder.load(), task)
 
 
 def compare(paths: Sequence[Path], output: Path, console: Console) -> dict[str, Any]:
@@ -70,8 +71,12 @@ def compare(paths: Sequence[Path], output: Path, console: Console) -> dict[str, 
     names = unique_names(evaluated)
     console.print(side_by_side(evaluated, names))
     for what, values in (
-        ("graded by", [each.round.verifier for each in evaluated]),
+        ("graded by", graders(evaluated)),
         ("sampled by", [str(each.round.sampling) for each in evaluated]),
+        (
+            "right by",
+            [f"{each.task.judged_by or 'reward'} at least {each.task.success_threshold}" for each in evaluated],
+        ),
     ):
         if len(set(values)) > 1:
             listed = "; ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
@@ -90,6 +95,15 @@ def compare(paths: Sequence[Path], output: Path, console: Console) -> dict[str, 
     draw_pass_at_k(curves, first.problems, output.with_name(f"{output.name}.png"))
     write_json(output.with_name(f"{output.name}.json"), result)
     return result
+
+
+def graders(evaluated: Sequence[Evaluated]) -> list[str]:
+    """Who judged, and by which answers where these are not the same; earlier versions did not note them."""
+    found = [each.round.verifier for each in evaluated]
+    golds = [each.round.gold for each in evaluated]
+    if len(set(golds) - {""}) < 2:
+        return found
+    return [f"{name}, answers {gold[:12]}" for name, gold in zip(found, golds, strict=True)]
 
 
 def unique_names(evaluated: Sequence[Evaluated]) -> list[str]:
@@ -121,15 +135,12 @@ def shown(label: str, value: Interval | float | None) -> str:
 
 def paired(first: Scores, second: Scores) -> dict[str, Any]:
     """second - first by problem: its interval, and the chance of one as large where the two were alike."""
-    shared = sorted(first.num_correct.keys() & second.num_correct.keys())
+    found = paired_differences(first, second)
     return {
-        "num_problems": len(shared),
+        "num_problems": len(found[1]),
         "pass_at_k": {
-            str(k): {
-                "difference": list(interval),
-                "p": paired_test(second.pass_at(k, shared) - first.pass_at(k, shared)),
-            }
-            for k, interval in differences(first, second).items()
+            str(k): {"difference": list(bootstrap_interval(values)), "p": paired_test(values)}
+            for k, values in found.items()
         },
     }
 

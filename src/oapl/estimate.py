@@ -61,9 +61,14 @@ def estimate(recipe: Recipe) -> list[str]:
         *lines,
         f"model: {facts.kind}, {total:,} parameters, {facts.num_trained:,} trained",
         *table("trainer's memory", trainer_bytes(recipe, facts), has_sum=True),
-        *table("sampler's memory", sampler_bytes(recipe, facts), has_sum=True),
+        *table(f"sampler's memory{of_each(recipe)}", sampler_bytes(recipe, facts), has_sum=True),
         *table("disk", disk_bytes(recipe, facts), has_sum=False),
     ]
+
+
+def of_each(recipe: Recipe) -> str:
+    count = recipe.evaluation.num_workers
+    return f", for each of the {count} that evaluate at once" if count > 1 else ""
 
 
 def table(title: str, parts: dict[str, int], *, has_sum: bool) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oapl.config import TaskConfig
-from oapl.errors import TaskError
+from oapl.errors import StoreError, TaskError
 from oapl.store import RoundFolder
 from oapl.types import Group, PolicyRef, Shard
 
@@ -127,9 +127,14 @@ def majority(group: Group, right: Sequence[bool]) -> float:
 
 
 def read_scores(folder: RoundFolder, task: TaskConfig) -> Scores:
-    """The scores of a complete evaluation round. Raises StoreError where a shard is missing or damaged,
-    and TaskError where no problem could be graded."""
+    """The scores of a complete evaluation round. Raises StoreError where a shard is missing or damaged, or several
+    graders judged, and TaskError where no problem could be graded."""
     round = folder.load()
+    if folder.is_judged_otherwise(round):
+        raise StoreError(
+            f"{folder.path}: some of its shards were graded otherwise than the others. Grade all of it again by "
+            f"`oapl eval` with --regrade."
+        )
     shards = [folder.read_shard(number) for number in range(round.num_shards)]
     return score_shards(shards, round.policy, round.sampling.num_generations, task)
 
@@ -172,10 +177,15 @@ def best_step(validation_scores: Mapping[int, float]) -> int:
     return max(validation_scores, key=lambda step: (validation_scores[step], -step))
 
 
+def paired_differences(first: Scores, second: Scores) -> dict[int, NDArray[np.float64]]:
+    """second - first in pass@k of each problem that both graded, by k."""
+    positions = sorted(first.num_correct.keys() & second.num_correct.keys())
+    if not positions:
+        raise TaskError("no problem was graded in both evaluations, so there is no difference to give.")
+    shared = sorted(set(first.ks()) & set(second.ks()))
+    return {k: second.pass_at(k, positions) - first.pass_at(k, positions) for k in shared}
+
+
 def differences(base: Scores, final: Scores) -> dict[int, Interval]:
     """final - base in pass@k, paired by problem over the problems that both graded."""
-    positions = sorted(base.num_correct.keys() & final.num_correct.keys())
-    if not positions:
-        raise TaskError("no held-out problem was graded both before and after, so there is no difference to give.")
-    shared = sorted(set(base.ks()) & set(final.ks()))
-    return {k: bootstrap_interval(final.pass_at(k, positions) - base.pass_at(k, positions)) for k in shared}
+    return {k: bootstrap_interval(values) for k, values in paired_differences(base, final).items()}

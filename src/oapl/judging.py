@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import monotonic
 from typing import Any
 
-from oapl.errors import GradingError, StoreError, TaskError
+from oapl.errors import GradingError, TaskError
 from oapl.store import RoundFolder
-from oapl.store.rounds import draft_of
 from oapl.tasks import Task
 from oapl.types import Draft, Events, FailedGroup, Group, Round, SampledGroup, Shard, split_and_index
 
@@ -55,11 +52,9 @@ class Judge:
 
     def _wait(self, future: Future[Group | FailedGroup]) -> Group | FailedGroup | None:
         while not self._should_stop():
-            try:
-                return future.result(LOOK_S)
-            except NotYet:
-                if future.done():  # the task's own timeout
-                    raise
+            wait([future], LOOK_S)
+            if future.done():
+                return future.result()
         return None
 
     def _grade(self, sampled: SampledGroup) -> Group | FailedGroup:
@@ -77,6 +72,18 @@ class Judge:
                 f"{failed.cause}. Mend it and run the same command again."
             )
 
+    def worth_keeping(self, shards: Iterable[tuple[int, Shard]]) -> Iterator[tuple[int, Shard]]:
+        """The shards as they are graded, but those that failed whole only once something was graded after them, or all
+        have come: before that, grading may be broken."""
+        held: list[tuple[int, Shard]] = []
+        for number, shard in shards:
+            held.append((number, shard))
+            if self.failed_in_a_row < shard.num_prompts:
+                yield from held
+                held.clear()
+        if not self._should_stop():
+            yield from held
+
 
 def shard_event(round: Round, number: int, shard: Shard) -> Mapping[str, Any]:
     """What is told of a shard once it is stored."""
@@ -91,30 +98,27 @@ def shard_event(round: Round, number: int, shard: Shard) -> Mapping[str, Any]:
     }
 
 
-def grade_again(judge: Judge, folder: RoundFolder, events: Events) -> None:
-    """Grades what a complete round holds by the task as it is now, with nothing sampled.
+def grade_again(judge: Judge, folder: RoundFolder, round: Round, events: Events) -> None:
+    """Grades what a complete round holds as `round` says, which is the same but for its grader, with nothing sampled.
 
     New verdicts lie beside the old until all are there, so that a kill, a stop or a broken reward leaves the old ones
-    as they were, and the same call goes on. Then the old are moved aside. Raises StoreError where the round is
-    incomplete or damaged, TaskError where grading is broken.
+    as they were, and the same call goes on. Then the old are moved aside. Raises StoreError where the stored round is
+    incomplete, damaged or another one, TaskError where grading is broken.
     """
-    folder.finish_adopting()
-    if not folder.is_sealed():
-        raise StoreError(
-            f"{folder.path} holds no complete evaluation, so there is nothing to grade again. Run the same command "
-            f"without --regrade first."
-        )
-    round = replace(folder.load(), verifier=judge.task.verifier)
-    if folder.regraded_by() not in (None, judge.task.verifier):
-        folder.set_regraded_aside()
+    folder.check_planned(round)
+    folder.set_regraded_aside(round)
     judge.task.start()
     patience = min(MAX_FAILED_IN_A_ROW, round.num_prompts)
-    for number in range(round.num_shards):
-        if folder.has_regraded(number):
-            continue
-        new = judge.grade(draft_of(folder.read_shard(number)), patience)
-        if new is None:
-            return
-        folder.write_regraded(round, number, new)
-        events.on_shard(shard_event(round, number, new))
-    folder.adopt_regraded(round)
+
+    def graded() -> Iterator[tuple[int, Shard]]:
+        for number in range(round.num_shards):
+            if not folder.has_regraded(number):
+                if (shard := judge.grade(folder.read_shard(number).without_verdicts(), patience)) is None:
+                    return
+                yield number, shard
+
+    for number, shard in judge.worth_keeping(graded()):
+        folder.write_regraded(round, number, shard)
+        events.on_shard(shard_event(round, number, shard))
+    if all(map(folder.has_regraded, range(round.num_shards))):
+        folder.adopt_regraded(round)

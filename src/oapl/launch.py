@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,13 +17,15 @@ from oapl.errors import StoreError
 from oapl.guard import WARNING, beta2_warning
 from oapl.opening import check_not_collapsed, check_same_run, open_run
 from oapl.paths import poll_s
+from oapl.plan import plan_evaluation, plan_validation
 from oapl.processes import stop_on_signal, wait_until
 from oapl.progress import Progress
 from oapl.results import finish, is_finished, reported, unsampled, unvalidated
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import read_json
+from oapl.tasks import Task, make_task
 from oapl.tracking import make_trackers
-from oapl.types import Events, PolicyRef
+from oapl.types import Events, PolicyRef, Round
 
 
 def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -123,6 +125,48 @@ def stoppable(progress: Progress) -> Iterator[Events]:
         yield Events(stop.is_set, progress.step, progress.shard)
 
 
+# What is scored
+
+Find = Callable[[], PolicyRef | None]
+"""The weights to be scored, once they are there."""
+
+
+def evaluations(recipe: Recipe, run: RunFolder) -> Iterator[tuple[str, RoundFolder, Find]]:
+    """What the summary compares: the model as it came, where that is asked for, and the weights that are reported.
+
+    Both are looked at when the run ends, since a reward may have been mended after the first was graded.
+    """
+    if recipe.evaluation.eval_on_start:
+        yield "base evaluation", run.evaluation(0), partial(run.policy, 0)
+    yield "final evaluation", *reported(recipe, run)
+
+
+def prepare_validations(recipe: Recipe, run: RunFolder, progress: Progress) -> None:
+    if recipe.selection is not None:
+        steps = (0, *recipe.snapshot_steps)
+        prepare(recipe, plan_validation, ((run.validation(step), run.snapshot(step)) for step in steps), progress)
+
+
+def prepare(
+    recipe: Recipe,
+    plan: Callable[[Recipe, Task, PolicyRef], Round],
+    scored: Iterable[tuple[RoundFolder, PolicyRef | None]],
+    progress: Progress,
+    ready: Callable[[RoundFolder, Round], str | None] = RoundFolder.prepare,
+) -> None:
+    """Readies what earlier samplers have left of these, before the next start, and tells what was done."""
+    begun = [(folder, policy) for folder, policy in scored if policy is not None and folder.is_begun()]
+    if not begun:
+        return
+    task = make_task(recipe.task)
+    try:
+        for folder, policy in begun:
+            if (note := ready(folder, plan(recipe, task, policy))) is not None:
+                progress.note(note)
+    finally:
+        task.close()
+
+
 # One process
 
 
@@ -133,19 +177,26 @@ def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, events: Event
 
     roles.use_threads(recipe.trainer.num_threads)
     ensure_first_policy(recipe, run)
+
+    def evaluate(name: str, folder: RoundFolder, find: Find) -> None:
+        prepare(recipe, plan_evaluation, [(folder, find())], progress)
+        if not folder.is_complete_of(find()) and not events.should_stop():
+            progress.phase(name)
+            roles.evaluate(recipe, run, events, folder=folder, find=find)
+
     if recipe.evaluation.eval_on_start:
-        progress.phase("base evaluation")
-        roles.evaluate(recipe, run, events, folder=run.evaluation(0), find=partial(run.policy, 0))
+        evaluate("base evaluation", run.evaluation(0), partial(run.policy, 0))
     if not events.should_stop():
         progress.phase("training")
         roles.train_inline(recipe, run, events)
-    if not events.should_stop() and (steps := unvalidated(recipe, run)):
-        progress.phase("validation")
-        roles.validate(recipe, run, events, steps=steps)
     if not events.should_stop():
-        folder, find = reported(recipe, run)
-        progress.phase("final evaluation")
-        roles.evaluate(recipe, run, events, folder=folder, find=find)
+        prepare_validations(recipe, run, progress)
+        if steps := unvalidated(recipe, run):
+            progress.phase("validation")
+            roles.validate(recipe, run, events, steps=steps)
+    if not events.should_stop():
+        for each in evaluations(recipe, run):
+            evaluate(*each)
 
 
 # Several processes
@@ -156,6 +207,15 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
     all is left to samplers that join."""
     crew = Crew(run, progress, events)
     trained = run.has_policy(recipe.trainer.num_rounds) and set(recipe.snapshot_steps) <= set(run.snapshot_steps())
+
+    def evaluate(name: str, folder: RoundFolder, find: Find) -> None:
+        if folder.is_begun():
+            crew.wait_until(lambda: find() is not None)
+        prepare(recipe, plan_evaluation, [(folder, find())], progress)
+        if not folder.is_complete_of(find()):
+            progress.phase(name)
+            run_workers(crew, recipe, "evaluate", folder=folder, find=find)
+
     try:
         if not trained:
             crew.start("trainer", "train")
@@ -163,32 +223,23 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
             progress.phase("training")
             crew.wait_until(partial(is_finished, recipe, run))
             return
-        if recipe.evaluation.eval_on_start and not run.is_evaluated(0):
-            progress.phase("base evaluation")
-            evaluate_with(crew, recipe, run.evaluation(0), partial(run.policy, 0))
+        if recipe.evaluation.eval_on_start:
+            evaluate("base evaluation", run.evaluation(0), partial(run.policy, 0))
         if not trained:
             progress.phase("training")
             samplers = [f"sampler-{number}" for number in range(recipe.launch.num_samplers)]
             for sampler in samplers:
                 crew.start(sampler, "sample", follow=True)
             crew.wait_for("trainer", *samplers)
+        prepare_validations(recipe, run, progress)
         if steps := unvalidated(recipe, run):
             progress.phase("validation")
-            for step in steps:
-                run.validation(step).set_aside_unless_of(run.snapshot(step))
             run_workers(crew, recipe, "validate", steps=steps)
-        folder, find = reported(recipe, run)
-        if not folder.is_complete_of(find()):
-            progress.phase("final evaluation")
-            evaluate_with(crew, recipe, folder, find)
+        for each in evaluations(recipe, run):
+            evaluate(*each)
     except BaseException:
         crew.stop()
         raise
-
-
-def evaluate_with(crew: Crew, recipe: Recipe, folder: RoundFolder, find: Callable[[], PolicyRef | None]) -> None:
-    folder.set_aside_unless_of(find())  # before the workers: none of them may move another's files
-    run_workers(crew, recipe, "evaluate", folder=folder, find=find)
 
 
 def run_workers(crew: Crew, recipe: Recipe, role: str, **arguments: Any) -> None:

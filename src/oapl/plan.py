@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from oapl.config import Recipe
 from oapl.errors import TaskError
 from oapl.tasks import Task
-from oapl.types import PolicyRef, Round, SamplingParams, Split
+from oapl.types import PolicyRef, Prompt, Round, SamplingParams, Split
 
 SEED_STRIDE = 10**7
 """Endless tasks: run seed s trains on the problems from index s * SEED_STRIDE on."""
@@ -97,6 +99,7 @@ def _plan_scoring(
     recipe: Recipe, task: Task, policy: PolicyRef, split: Split, num_prompts: int, num_generations: int
 ) -> Round:
     num_prompts = min(num_prompts, task.num_prompts(split) or num_prompts)
+    problems, gold = digests(recipe, task, split, num_prompts)
     return Round(
         index=policy.step if policy.version is None else policy.version,
         policy=policy,
@@ -105,18 +108,32 @@ def _plan_scoring(
         prompt_ids=tuple(f"{split}/{i}" for i in range(num_prompts)),
         prompts_per_shard=-(-num_prompts // EVALUATION_SHARDS),
         verifier=task.verifier,
-        problems=problems_digest(recipe, task, split, num_prompts),
+        problems=problems,
+        gold=gold,
     )
 
 
-def problems_digest(recipe: Recipe, task: Task, split: Split, num_prompts: int) -> str:
-    """Tells problems, and ways to pose them, apart that have the same numbers: SHA-256 of the prompts."""
+def digests(recipe: Recipe, task: Task, split: Split, num_prompts: int) -> tuple[str, str]:
+    """Tells problems, and ways to pose them, apart that have the same numbers: SHA-256 of the prompts, and of what else
+    grading reads of them."""
     config = recipe.task
-    digest = hashlib.sha256(json.dumps([config.chat, config.system_prompt, config.chat_template_kwargs]).encode())
+    posed, gold = hashlib.sha256(), hashlib.sha256()
+    posed.update(as_bytes([config.chat, config.system_prompt, config.chat_template_kwargs]))
     for index in range(num_prompts):
         try:
-            text: Any = task.prompt(split, index).text
+            prompt = task.prompt(split, index)
         except TaskError as error:  # which is told when it is to be sampled
-            text = str(error)
-        digest.update(json.dumps(text, default=str).encode())
-    return digest.hexdigest()
+            prompt = Prompt(f"{split}/{index}", str(error))
+        posed.update(as_bytes(prompt.text))
+        gold.update(as_bytes(dict(prompt.columns)))
+    return posed.hexdigest(), gold.hexdigest()
+
+
+def as_bytes(value: Any) -> bytes:
+    """The same for the same value in every process."""
+    return json.dumps(value, default=as_text).encode()
+
+
+def as_text(value: Any) -> str:
+    """What JSON has no form for. The text of other objects may tell where in memory they lie."""
+    return str(value) if isinstance(value, bytes | date | time | timedelta | Decimal) else type(value).__name__

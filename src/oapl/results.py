@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,13 @@ from oapl.guard import first_sign
 from oapl.plan import plan_evaluation, plan_round, plan_validation
 from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, Unscored
-from oapl.store.files import write_json
+from oapl.store.files import SEAL, write_json
 from oapl.store.run import num_sampled
 from oapl.tasks import Task
 from oapl.types import PolicyRef, Round
+
+CHOICES: dict[tuple[bytes, ...], Choice] = {}
+"""Those made already, by the task and the seals of the validations, which hold the digests of all their shards."""
 
 
 def is_finished(recipe: Recipe, run: RunFolder) -> bool:
@@ -46,13 +50,31 @@ def unvalidated(recipe: Recipe, run: RunFolder) -> list[int]:
     return [step for step in (0, *recipe.snapshot_steps) if not run.is_validated(step)]
 
 
-def validation_scores(recipe: Recipe, run: RunFolder) -> dict[int, float]:
+@dataclass(frozen=True)
+class Choice:
+    """What weights are chosen by."""
+
+    scores: Mapping[int, float]
     """pass@1 of every snapshot on the validation problems, by step."""
-    scores = {step: read_scores(run.validation(step), recipe.task) for step in (0, *recipe.snapshot_steps)}
-    graded = set.intersection(*(set(each.num_correct) for each in scores.values()))  # what failed once counts nowhere
-    if not graded:
-        raise TaskError("no validation problem was graded for every snapshot, so none of them can be chosen.")
-    return {step: each.success(graded) for step, each in scores.items()}
+    num_prompts: int
+    """The problems that were graded for every snapshot: what failed once counts nowhere."""
+
+    @property
+    def step(self) -> int:
+        return best_step(self.scores)
+
+
+def choose(recipe: Recipe, run: RunFolder) -> Choice:
+    """Of a run whose snapshots are all validated. A start of it asks several times, and reads the validations once."""
+    folders = {step: run.validation(step) for step in (0, *recipe.snapshot_steps)}
+    sealed = (recipe.task.model_dump_json().encode(), *((each.path / SEAL).read_bytes() for each in folders.values()))
+    if sealed not in CHOICES:
+        scores = {step: read_scores(folder, recipe.task) for step, folder in folders.items()}
+        graded = set.intersection(*(set(each.num_correct) for each in scores.values()))
+        if not graded:
+            raise TaskError("no validation problem was graded for every snapshot, so none of them can be chosen.")
+        CHOICES[sealed] = Choice({step: each.success(graded) for step, each in scores.items()}, len(graded))
+    return CHOICES[sealed]
 
 
 def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], PolicyRef | None]]:
@@ -60,7 +82,7 @@ def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], 
     if recipe.selection is None:
         last = recipe.trainer.num_rounds
         return run.evaluation(last), partial(run.policy, last)
-    step = best_step(validation_scores(recipe, run))
+    step = choose(recipe, run).step
     return run.selected(step), partial(run.snapshot, step)
 
 
@@ -118,8 +140,9 @@ def summarize_selection(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     """What the choice was made by; nothing where there was none to make."""
     if recipe.selection is None:
         return {}
-    scores = validation_scores(recipe, run)
-    return {"selection": {"step": best_step(scores), "pass@1": {str(step): score for step, score in scores.items()}}}
+    choice = choose(recipe, run)
+    scores = {str(step): score for step, score in choice.scores.items()}
+    return {"selection": {"step": choice.step, "pass@1": scores, "num_prompts": choice.num_prompts}}
 
 
 def summarize_evaluation(recipe: Recipe, folder: RoundFolder, of: Mapping[str, str]) -> dict[str, Any]:

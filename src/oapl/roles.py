@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from oapl.config import Recipe
+from oapl.errors import StoreError
 from oapl.judging import Judge, grade_again
 from oapl.model import resolve
 from oapl.paths import poll_s
@@ -21,10 +22,13 @@ from oapl.processes import pause, wait_until
 from oapl.sampler import Sampler, run_sampler
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
-from oapl.store.run import weights_digest
+from oapl.store.run import joint_digest
 from oapl.tasks import Task, make_task
 from oapl.train_loop import run_trainer
 from oapl.types import Events, PolicyRef, Round
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+"""Those of the first kind that a model's folder has are its weights."""
 
 
 def use_threads(count: int) -> None:
@@ -109,20 +113,35 @@ def validate(
         sampler.close()
 
 
-def evaluate_model(recipe: Recipe, name_or_path: str, events: Events, folder: RoundFolder) -> None:
-    """Samples an evaluation of a model that is no run's policy. A hub model's name stands for its digest."""
+def model_ref(name_or_path: str) -> PolicyRef:
+    """The weights of a model that is no run's policy. A hub model's name stands for its digest."""
     path = Path(resolve(name_or_path))
-    files = {file.name: digest_file(file) for file in sorted(path.glob("*.safetensors"))}
-    digest = weights_digest(files) if files else name_or_path
+    found = (sorted(path.glob(pattern)) for pattern in WEIGHT_FILES)
+    files = next((files for files in found if files), [])
+    return PolicyRef(0, 0, joint_digest({file.name: digest_file(file) for file in files}) if files else name_or_path)
+
+
+def evaluate_model(recipe: Recipe, name_or_path: str, policy: PolicyRef, events: Events, folder: RoundFolder) -> None:
+    """Samples an evaluation of a model that is no run's policy."""
+    path = Path(resolve(name_or_path))
     sampler = Sampler(recipe, lambda _: path, events.should_stop, events.on_shard, alone=True)
-    fill_evaluation(sampler, PolicyRef(0, 0, digest), folder)
+    fill_evaluation(sampler, policy, folder)
 
 
 def regrade(recipe: Recipe, events: Events, folder: RoundFolder) -> None:
-    """Grades a complete evaluation again, by the recipe's task as it is now."""
+    """Grades a complete evaluation again, by the recipe's task as it is now.
+
+    Raises StoreError where there is none, or where the recipe's would be of other problems or sampled otherwise.
+    """
+    if not folder.is_sealed():
+        raise StoreError(
+            f"{folder.path} holds no complete evaluation, so there is nothing to grade again. Run the same command "
+            f"without --regrade first."
+        )
     task = make_task(recipe.task)
     try:
-        grade_again(Judge(task, events.should_stop), folder, events)
+        round = plan_evaluation(recipe, task, folder.load().policy)
+        grade_again(Judge(task, events.should_stop), folder, round, events)
     finally:
         task.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from oapl.processes import pause
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside
 from oapl.store.leases import Leases
+from oapl.store.rounds import is_judged_as
 from oapl.tasks import Task, make_task
 from oapl.types import (
     Completion,
@@ -57,8 +57,7 @@ class Sampler:
         *,
         alone: bool = False,
     ) -> None:
-        """`alone`: for an evaluation that is no part of a run, so that prompts to train on do not matter, and that one
-        grader has to judge throughout."""
+        """`alone`: for an evaluation that is no part of a run, so that prompts to train on do not matter."""
         self.recipe, self.should_stop, self.alone = recipe, should_stop, alone
         self._locate, self._on_shard = locate, on_shard
         self.task: Task = make_task(recipe.task)
@@ -108,33 +107,15 @@ class Sampler:
 
         Opens the round if need be; a stored one of another policy is moved aside first. Shards are sampled in blocks
         that fill the engine, each by the sampler that took its lease. Ends early, with nothing stored lost, when told
-        to stop. Raises StoreError where the folder holds a round that was planned with other settings, and TaskError
-        where grading is broken.
+        to stop. Raises StoreError where the folder holds a round that was planned with other settings, or one that
+        scores weights and is judged otherwise, and TaskError where grading is broken.
         """
         self._open(folder, round)
-        leases = self._leases.setdefault(folder.path, Leases(folder.path / "leases", self.recipe.launch.lease_s))
-        patience = min(MAX_FAILED_IN_A_ROW, round.num_prompts)
-        made: dict[int, Shard] = {}
         with ExitStack() as held:
-            for block in self._blocks(round):
-                if not missing_shards(folder, block):
-                    continue
-                if self.should_stop():
-                    return False
-                if (lease := leases.take(f"block-{block.start:05d}")) is None:
-                    continue
-                held.enter_context(lease)
-                drafts = folder.read_drafts()
-                for number, shard in self.make_shards(folder, round, block, drafts, patience):
-                    made[number] = shard
-                    if self._judge.failed_in_a_row < shard.num_prompts:
-                        self._store(folder, round, made)  # else grading may be broken, and this not worth keeping
-                if self.should_stop():
-                    return False
-                if not made:
-                    remove_stored(folder, round, drafts)
-                    held.close()
-            self._store(folder, round, made)
+            for number, shard in self._judge.worth_keeping(self._make_missing(folder, round, held)):
+                if folder.write_shard(round, number, shard):
+                    self.num_stored += 1
+                    self._on_shard(shard_event(round, number, shard))
         if folder.is_sealed():
             return True
         if missing_shards(folder, range(round.num_shards)) or folder.set_strange_shards_aside(round):
@@ -144,30 +125,36 @@ class Sampler:
         return True
 
     def _open(self, folder: RoundFolder, round: Round) -> None:
-        folder.finish_adopting()
-        if folder.is_open() and folder.load().policy != round.policy:
+        if not round.problems and folder.is_open() and folder.load().policy != round.policy:
             move_aside(folder.path)
         stored = folder.load() if folder.is_open() else folder.open_once(round)
-        if stored != replace(round, verifier=stored.verifier, problems=stored.problems and round.problems):
-            raise StoreError(  # a mended reward may go on
-                f"{folder.path} holds a round of the same policy that was planned with other "
-                f"{what_differs(stored, round)} than asked for now. Use the same, or another run_dir or output_dir."
+        folder.check_planned(round)
+        if round.problems and not is_judged_as(
+            round, vars(stored)
+        ):  # what is trained on may go on with a mended reward
+            raise StoreError(
+                f"{folder.path} was begun by {stored.verifier}, and the task, which has {round.verifier}, or its rows "
+                f"have changed since. Run the same command again: all of it is then graded alike."
             )
-        if self.alone and stored.verifier != round.verifier:
-            if folder.is_sealed():
-                raise StoreError(
-                    f"{folder.path} was graded by {stored.verifier}, and the task has {round.verifier} now. Grade all "
-                    f"of it again by --regrade, or take another output_dir."
-                )
-            folder.take_verdicts_back(round)
 
-    def _store(self, folder: RoundFolder, round: Round, made: dict[int, Shard]) -> None:
-        """Stores the shards made so far and tells of each; `made` is then empty."""
-        for number in list(made):
-            shard = made.pop(number)
-            if folder.write_shard(round, number, shard):
-                self.num_stored += 1
-                self._on_shard(shard_event(round, number, shard))
+    def _make_missing(self, folder: RoundFolder, round: Round, held: ExitStack) -> Iterator[tuple[int, Shard]]:
+        """Makes the blocks that nobody has in hand. A block's lease is `held` until its shards are stored, which is for
+        whoever is given them."""
+        leases = self._leases.setdefault(folder.path, Leases(folder.path / "leases", self.recipe.launch.lease_s))
+        patience = min(MAX_FAILED_IN_A_ROW, round.num_prompts)
+        for block in self._blocks(round):
+            if not missing_shards(folder, block):
+                continue
+            if self.should_stop():
+                return
+            if (lease := leases.take(f"block-{block.start:05d}")) is None:
+                continue
+            held.enter_context(lease)
+            drafts = folder.read_drafts()
+            yield from self.make_shards(folder, round, block, drafts, patience)
+            remove_stored(folder, round, drafts)
+            if not missing_shards(folder, block):
+                held.close()
 
     def _blocks(self, round: Round) -> list[range]:
         """The shards that are sampled together (`shards_per_block`). A block is sampled whole even where some of it is
@@ -267,13 +254,6 @@ def check_some_graded(folder: RoundFolder, round: Round) -> None:
     for number in range(round.num_shards):
         folder.set_shard_aside(number)
     raise TaskError(f"none of the {round.num_prompts} groups of {folder.path} could be graded: {cause}")
-
-
-def what_differs(stored: Round, asked: Round) -> str:
-    """In a user's words."""
-    if stored.problems != asked.problems and stored.problems:
-        return "problems or prompts"
-    return "settings of sampling" if stored.sampling != asked.sampling else "prompts or seed"
 
 
 def remove_stored(folder: RoundFolder, round: Round, drafts: dict[int, Draft]) -> None:

@@ -25,7 +25,8 @@ class PolicyRef:
     """One sealed set of weights. `step` counts the optimizer steps that made it."""
 
     version: int | None
-    """None for a snapshot, which the sampler of rounds never sees."""
+    """Of a run's policies, from 0 on, and 0 for a model that is no run's. None for a snapshot, which the sampler of
+    rounds never sees."""
     step: int
     digest: str
     """SHA-256 of the weight file's bytes, as lowercase hex."""
@@ -114,7 +115,7 @@ class Verdict:
     reason: str = ""
     """Why it earned its reward, for people to read: `equal to 3/4`, `test 2: wrong output`, `no boxed answer`."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """What each reward function alone gave, where several make the reward."""
+    """What each reward function alone gave, where several make the reward, and the other numbers that verl's gave."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +199,8 @@ class Round:
     """Name and version of what gives the rewards."""
     problems: str = ""
     """Digest of the prompts as they are posed, of a round that scores a policy: which file or benchmark they are of."""
+    gold: str = ""
+    """Digest of what grading reads of such a round's problems beside the completions: answers, tests, other columns."""
 
     @property
     def num_prompts(self) -> int:
@@ -237,6 +240,17 @@ class Shard:
     @property
     def num_tokens(self) -> int:
         return sum(len(completion.token_ids) for group in self.groups for completion in group.completions)
+
+    def without_verdicts(self) -> Draft:
+        """What was sampled, to be graded anew."""
+        held = [group.without_verdicts() for group in self.groups]
+        held += [failed.sampled for failed in self.failed if failed.sampled is not None]
+        return Draft(
+            tuple(sorted(held, key=lambda group: group.position)),
+            tuple(failed for failed in self.failed if failed.sampled is None),
+            self.sampling_s - self.grading_s,
+            self.mismatch,
+        )
 
 
 @dataclass(frozen=True)

@@ -120,18 +120,13 @@ class Order:
 
     def check_evaluations(self) -> None:
         for folder in self.run.scored_rounds():
+            folder.finish_adopting()
             self._checked(folder, first_shard=0)
 
     def _checked(self, folder: RoundFolder, first_shard: int) -> Round | None:
         """The round, its damaged shards set aside; None where its description had to be set aside too."""
-        for shard in (shard for shard in folder.stored_shards() if shard >= first_shard):
-            if (damage := folder.set_damaged_shard_aside(shard)) is not None:
-                self.notes.append(f"{damage}. Moved aside; it is sampled again.")
-        try:
-            return folder.load()
-        except StoreError as error:
-            self._set_aside(folder.path / "round.json", error)
-            return None
+        self.notes.extend(folder.set_damage_aside(first_shard))
+        return folder.load() if folder.is_open() else None
 
     def policies_needed(self, step: int, complete: set[int], unscored: Unscored) -> list[int]:
         """Those that training has reached and that a round still has to be sampled from, or trained on with, or that

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -107,6 +107,10 @@ class RoundFolder:
     def is_open(self) -> bool:
         return (self.path / "round.json").exists()
 
+    def is_begun(self) -> bool:
+        """Whether there is anything of a round, be its description lost."""
+        return self.is_open() or bool(self.stored_shards())
+
     def load(self) -> Round:
         return round_from(self.path / "round.json")
 
@@ -187,20 +191,62 @@ class RoundFolder:
         for seal in self.path.glob("draft-?????.json"):
             with suppress(StoreError):
                 first = int(seal.stem.removeprefix("draft-"))
-                drafts[first] = draft_of(read_shard(seal))
+                drafts[first] = read_shard(seal).without_verdicts()
         return drafts
 
     def remove_draft(self, first: int) -> None:
         for path in reversed(self._paths("draft", first)):  # the seal first, without which the other counts for nothing
             path.unlink(missing_ok=True)
 
+    def check_planned(self, round: Round) -> None:
+        """Raises StoreError where the folder holds a round of other problems, prompts or sampling than `round`. Who
+        grades it may differ."""
+        stored = self.load()
+        if stored == replace(
+            round, verifier=stored.verifier, gold=stored.gold, problems=stored.problems and round.problems
+        ):
+            return
+        what = "settings of sampling" if stored.sampling != round.sampling else "prompts or seed"
+        if stored.policy != round.policy:
+            what = f"weights ({stored.policy.digest[:12]}…)"
+        elif stored.problems and stored.problems != round.problems:
+            what = "problems or prompts"
+        raise StoreError(
+            f"{self.path} holds a round that was planned with other {what} than asked for now. Use the same, or "
+            f"another run_dir or output_dir."
+        )
+
+    def is_judged_otherwise(self, round: Round) -> bool:
+        """Whether some of the verdicts here are another grader's, or were given by other answers, than the round's."""
+        facts = [self.shard_seal(number) for number in self.stored_shards()]
+        if self.is_open():
+            facts.append(vars(self.load()))
+        return not all(is_judged_as(round, each) for each in facts)
+
+    def prepare(self, round: Round) -> str | None:
+        """Makes way for a round that scores weights, so that one grader judges all of it: other weights' answers are
+        moved aside, other verdicts taken back. One process does this, before its samplers start. Returns what was done.
+
+        Raises StoreError where the answers here are to other problems, or were sampled otherwise.
+        """
+        self.finish_adopting()
+        if self.is_open():
+            if self.load().policy != round.policy:
+                return f"{self.path} holds answers of other weights. Moved to {move_aside(self.path).name}."
+            self.check_planned(round)
+        if not self.is_judged_otherwise(round):
+            return None
+        self.take_verdicts_back(round)
+        return f"{self.path} was graded otherwise than the task is now: what was sampled is graded again."
+
     def take_verdicts_back(self, round: Round) -> None:
-        """Makes drafts of an incomplete round's shards, for `round.verifier` to grade, and moves the shards aside."""
+        """Makes drafts of the shards that are stored, to be graded as `round` says, and moves the shards aside."""
         covered = set().union(*(draft.positions for draft in self.read_drafts().values()))
         for number in self.stored_shards():
-            shard = self.read_shard(number)
+            if self.set_damaged_shard_aside(number) is not None:
+                continue
             if not covered.issuperset(round.positions(number)):
-                self.write_draft(round, number, draft_of(shard))
+                self.write_draft(round, number, self.read_shard(number).without_verdicts())
             self.set_shard_aside(number)
         self.open(round)
 
@@ -211,22 +257,16 @@ class RoundFolder:
     def has_regraded(self, number: int) -> bool:
         return self._paths("regraded", number)[1].exists()
 
-    def regraded_by(self) -> str | None:
-        """The verifier of new verdicts that were not adopted yet; None where there are none."""
-        for seal in self.path.glob("regraded-?????.json"):
-            return str(read_json(seal, "verifier")["verifier"])
-        return None
-
-    def set_regraded_aside(self) -> None:
-        """Moves new verdicts that were not adopted out of the way."""
-        for path in (*self.path.glob("regraded-?????.json"), *self.path.glob("regraded-?????.parquet")):
-            move_aside(path)
+    def set_regraded_aside(self, round: Round) -> None:
+        """Moves new verdicts out of the way that were given otherwise than the round's, and were not adopted."""
+        seals = list(self.path.glob("regraded-?????.json"))
+        if not all(is_judged_as(round, read_json(seal, "verifier")) for seal in seals):
+            for path in (*seals, *self.path.glob("regraded-?????.parquet")):
+                move_aside(path)
 
     def adopt_regraded(self, round: Round) -> None:
         """Puts the new verdicts in the place of the old, which are moved aside; goes on where a kill ended it."""
         write_json(self.path / ADOPTING, asdict(round))
-        if (self.path / SEAL).exists():
-            move_aside(self.path / SEAL)
         for number in range(round.num_shards):
             parquet, seal = self._paths("regraded", number)
             if parquet.exists():
@@ -287,24 +327,42 @@ class RoundFolder:
             return str(error)
         return None
 
+    def set_damage_aside(self, first_shard: int = 0) -> list[str]:
+        """Moves damaged shards from `first_shard` on, and a description that cannot be read, out of the way; returns
+        what was found."""
+        found = []
+        for number in (number for number in self.stored_shards() if number >= first_shard):
+            if (damage := self.set_damaged_shard_aside(number)) is not None:
+                found.append(f"{damage}. Moved aside; it is sampled again.")
+        if self.is_open():
+            try:
+                self.load()
+            except StoreError as error:
+                found.append(f"{error}. Moved to {move_aside(self.path / 'round.json').name}.")
+        return found
+
     def set_shard_aside(self, number: int) -> None:
-        """Moves a shard out of the way, its seal first."""
+        """Moves a shard out of the way, its seal first, and before it that of the round, which is complete no more."""
         parquet = self.parquet_path(number)
-        for path in (self.seal_path(number), parquet):
+        for path in (self.path / SEAL, self.seal_path(number), parquet):
             if path.exists():
                 move_aside(path)
 
     def set_strange_shards_aside(self, round: Round) -> list[int]:
-        """Moves shards of other weights out of the way: a sampler stored them that was late for a round which was moved
-        aside. Returns their numbers."""
+        """Moves shards of other weights, or of another grader of what scores weights, out of the way: a sampler stored
+        them that was late for a round which was moved aside, or whose verdicts were taken back. Returns their
+        numbers."""
         strange = [number for number in self.stored_shards() if not self.is_shard_of(round, number)]
         for number in strange:
             self.set_shard_aside(number)
         return strange
 
     def is_shard_of(self, round: Round, number: int) -> bool:
-        """Whether a stored shard is of the round's policy; those of earlier versions do not say."""
-        return bool(self.shard_seal(number).get("policy", round.policy.digest) == round.policy.digest)
+        """Whether a stored shard is of the round's policy, and judged as the round is, where that scores weights; those
+        of earlier versions do not say."""
+        seal = self.shard_seal(number)
+        is_judged = not round.problems or is_judged_as(round, seal)
+        return bool(seal.get("policy", round.policy.digest) == round.policy.digest) and is_judged
 
     def seal(self, round: Round) -> None:
         """Declares the round complete. Every shard must be in."""
@@ -326,11 +384,6 @@ class RoundFolder:
         """Whether the round is sealed, and of these very weights."""
         return self.is_sealed() and self.load().policy == policy
 
-    def set_aside_unless_of(self, policy: PolicyRef | None) -> None:
-        """Moves a round of other weights out of the way of a new one."""
-        if policy is not None and self.is_open() and self.load().policy != policy:
-            move_aside(self.path)
-
     def is_sealed(self) -> bool:
         """Whether the round was declared complete, and still has all of its shards."""
         if not (self.path / SEAL).exists() or not self.is_open():
@@ -341,16 +394,9 @@ class RoundFolder:
             return False
 
 
-def draft_of(shard: Shard) -> Draft:
-    """A shard without its verdicts."""
-    held = [group.without_verdicts() for group in shard.groups]
-    held += [failed.sampled for failed in shard.failed if failed.sampled is not None]
-    return Draft(
-        tuple(sorted(held, key=lambda group: group.position)),
-        tuple(failed for failed in shard.failed if failed.sampled is None),
-        shard.sampling_s - shard.grading_s,
-        shard.mismatch,
-    )
+def is_judged_as(round: Round, facts: Mapping[str, Any]) -> bool:
+    """Whether what a round or a seal says of its verdicts is true of `round`'s; those of earlier versions say less."""
+    return facts.get("verifier", round.verifier) == round.verifier and (facts.get("gold") or round.gold) == round.gold
 
 
 def round_from(path: StorePath) -> Round:
@@ -392,6 +438,7 @@ def shard_facts(round: Round, shard: Shard, data: bytes) -> dict[str, Any]:
         "mismatch": shard.mismatch,
         "time": time.time(),
         "verifier": round.verifier,
+        "gold": round.gold,
         "failed": [
             {"position": failed.position, "prompt_id": failed.prompt_id, "cause": failed.cause}
             for failed in shard.failed

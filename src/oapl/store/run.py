@@ -45,6 +45,8 @@ from oapl.store.rounds import RoundFolder
 from oapl.types import PolicyRef
 
 METRICS_EVERY_S = 20.0
+SCORED = ("evaluations", "validations", "selected")
+"""The folders of rounds that were sampled to score some weights, and not to train on."""
 LARGE = ("rounds", "policies", "checkpoints", "snapshots")
 """The folders of a run that only continuing it, or looking into it, needs."""
 
@@ -188,7 +190,7 @@ class RunFolder:
         """Every round that was sampled to score some weights, and not to train on."""
         return [
             folder
-            for kind in ("evaluations", "validations", "selected")
+            for kind in SCORED
             for number in numbered_folders(self.path / kind)
             if (folder := RoundFolder(self.path / kind / f"{number:06d}")).is_open()
         ]
@@ -306,7 +308,11 @@ def sealed_weights(path: StorePath, version: int | None) -> PolicyRef | None:
 
 def weights_digest(files: Mapping[str, str]) -> str:
     """The digest of the weight file; of several, the digest of their names and digests."""
-    weights = {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
-    if len(weights) == 1:
-        return next(iter(weights.values()))
-    return digest_bytes("".join(f"{name}:{digest}\n" for name, digest in sorted(weights.items())).encode())
+    return joint_digest({name: digest for name, digest in files.items() if name.endswith(".safetensors")})
+
+
+def joint_digest(files: Mapping[str, str]) -> str:
+    """The digest of the only file; of several, the digest of their names and digests."""
+    if len(files) == 1:
+        return next(iter(files.values()))
+    return digest_bytes("".join(f"{name}:{digest}\n" for name, digest in sorted(files.items())).encode())
