@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from oapl.cli import main
 from oapl.config import Recipe, TaskConfig, load_recipe
 from oapl.diagnostics import shard_metrics
 from oapl.evaluation import majority, paired_test, read_scores, score_shards
+from oapl.roles import model_ref
 from oapl.sampler import Sampler
 from oapl.store import RoundFolder
 from oapl.tasks.countdown import Countdown
@@ -34,6 +36,11 @@ def echo(prompts, completions, **columns):
 
 def broken(prompts, completions, **columns):
     raise RuntimeError("the judge is ill")
+
+def sick(prompts, completions, **columns):
+    if os.path.exists("ill"):
+        raise RuntimeError("the judge is ill")
+    return echo(prompts, completions)
 
 def odd(prompts, completions, **columns):
     return [float(len(completion) % 2) for completion in completions]
@@ -377,8 +384,13 @@ def test_a_regrade_killed_anywhere_leaves_old_verdicts_or_new_and_never_both(
             count = 2
             patch.setattr(RoundFolder, "seal", killed)
         assert main(again) == 130
-    if output.is_sealed():
-        assert read_scores(output, TaskConfig(name="countdown")).num_correct == even.num_correct
+    # Plain commands go on from there: one judge's verdicts stand, and the other is told so.
+    codes = {judge: main(eval_arguments(tiny_model, "--output_dir", "out", judge=judge)) for judge in ("echo", "odd")}
+    assert codes == ({"echo": 0, "odd": 1} if kill_at == "write_regraded" else {"echo": 1, "odd": 0})
+    found = dict(read_scores(output, TaskConfig(name="countdown")).num_correct)
+    turned = {p: 4 - count for p, count in even.num_correct.items()}
+    assert found == (dict(even.num_correct) if kill_at == "write_regraded" else turned)
+    assert texts(output) == before
     assert main(again) == 0
     odd = read_scores(output, TaskConfig(name="countdown"))
     assert {p: 4 - count for p, count in even.num_correct.items()} == dict(odd.num_correct)
@@ -395,6 +407,36 @@ def test_a_broken_judge_leaves_the_old_verdicts(folder: Path, tiny_model: Path, 
     assert "the judge is ill" in capsys.readouterr().err
     assert output.is_sealed()
     assert read_scores(output, TaskConfig(name="countdown")) == even
+
+
+def test_what_an_ill_judge_failed_is_not_kept_for_the_next_time(folder: Path, tiny_model: Path):
+    """Each of the six shards is one problem, so each fails whole, until the judge is given up."""
+    arguments = eval_arguments(tiny_model, "--output_dir", "out", judge="sick")
+    assert main(arguments) == 0
+    (folder / "ill").touch()
+    assert main([*arguments, "--regrade"]) == 1
+    assert not list((folder / "out").glob("regraded-*"))
+    (folder / "ill").unlink()
+    assert main([*arguments, "--regrade"]) == 0
+    assert json.loads((folder / "out" / "summary.json").read_text())["num_failed"] == 0
+
+
+@pytest.mark.parametrize("change", ["fewer rows", "other problems", "another temperature"])
+def test_answers_are_graded_again_by_the_problems_that_they_answer(
+    folder: Path, tiny_model: Path, capsys: Any, change: str
+):
+    assert main(eval_arguments(tiny_model, "--output_dir", "out")) == 0
+    before = {path: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()}
+    rows = (folder / "problems.jsonl").read_text()
+    more = ["--evaluation.temperature", "0.5"] if change == "another temperature" else []
+    if change == "fewer rows":
+        rows = "".join(rows.splitlines(keepends=True)[:4])
+    elif change == "other problems":
+        rows = rows.replace("make 9", "make 8")
+    (folder / "problems.jsonl").write_text(rows)
+    assert main(eval_arguments(tiny_model, "--output_dir", "out", "--regrade", *more, judge="odd")) == 1
+    assert "planned with other" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()} == before
 
 
 def test_grading_again_needs_a_complete_evaluation(folder: Path, tiny_model: Path, capsys: Any):
@@ -474,6 +516,26 @@ def test_evaluations_are_compared_with_a_paired_test_a_table_and_a_picture(
     )
     assert [each["name"] for each in result["evaluations"]] == two_evaluations  # one model, so the folders tell
     assert (folder / "seeds-0.1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_threshold_of_what_is_right_is_told(folder: Path, tiny_model: Path, capsys: Any):
+    for threshold in ("0.5", "1"):
+        arguments = eval_arguments(tiny_model, "--output_dir", f"above{threshold}")
+        assert main([*arguments, "--task.success_threshold", threshold]) == 0
+    capsys.readouterr()
+    assert main(["compare", "above0.5", "above1"]) == 0
+    told = "not right by the same: above0.5: reward at least 0.5; above1: reward at least 1.0"
+    assert told in capsys.readouterr().out
+
+
+def test_weights_of_every_kind_of_file_tell_models_apart(tmp_path: Path):
+    refs = set()
+    for name, text in (("model.safetensors", "a"), ("pytorch_model.bin", "b"), ("pytorch_model.bin", "c")):
+        path = tmp_path / text
+        path.mkdir()
+        (path / name).write_text(text)
+        refs.add(model_ref(str(path)).digest)
+    assert refs == {hashlib.sha256(text.encode()).hexdigest() for text in "abc"}  # of one file, its own
 
 
 def test_answers_to_other_problems_are_not_compared(

@@ -187,6 +187,12 @@ def test_what_a_dry_run_prints_is_a_recipe(write_recipe, tmp_path: Path, capsys)
         assert words in out
 
 
+def test_what_a_sampler_takes_is_told_of_each(write_recipe, capsys):
+    assert "# sampler's memory:" in dry_run(write_recipe(), capsys)
+    told = "# sampler's memory, for each of the 3 that evaluate at once:"
+    assert told in dry_run(write_recipe(evaluation={"num_workers": 3}), capsys)
+
+
 def test_a_config_is_all_that_an_estimate_reads(write_recipe, tiny_model: Path, tmp_path: Path):
     folder = tmp_path / "shape"
     folder.mkdir()

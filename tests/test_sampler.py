@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,15 +16,17 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import make_group
 from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.engines.embedded import EmbeddedEngine
-from oapl.errors import TaskError
+from oapl.errors import GradingError, StoreError, TaskError
+from oapl.judging import Judge
 from oapl.model import load_model, load_tokenizer, probe_gap, save_policy, score
 from oapl.plan import plan_evaluation, plan_round, plan_validation
 from oapl.sampler import Sampler
 from oapl.store import RoundFolder
 from oapl.tasks.countdown import Countdown
-from oapl.types import PolicyRef, Round
+from oapl.types import Draft, PolicyRef, Prompt, Round, Split, Verdict
 
 POLICY = PolicyRef(0, 0, "digest")
 
@@ -153,6 +157,66 @@ def test_each_worker_of_a_broken_reward_says_so_and_stores_nothing(
             sampler.fill(folder, plan_evaluation(recipe, sampler.task, POLICY))
         sampler.close()
     assert folder.stored_shards() == []
+
+
+def test_one_problem_that_cannot_be_graded_does_not_end_the_sampler_that_has_nothing_else(
+    write_recipe, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Four samplers with one problem each: the third's is all that it sees of the evaluation."""
+    recipe = load_recipe(write_recipe(engine={"max_num_seqs": 4}, evaluation={"num_prompts": 4, "num_generations": 4}))
+    round, folder = plan_evaluation(recipe, Countdown(), POLICY), RoundFolder(tmp_path / "evaluation")
+    grade, met = Countdown.grade, threading.Barrier(4, timeout=60)
+
+    def fail_at_the_third(self: Countdown, prompt: Any, completions: Any) -> Any:
+        met.wait()  # so that each has one
+        if prompt.id == "evaluation/2":
+            raise GradingError("its answer cannot be read")
+        return grade(self, prompt, completions)
+
+    monkeypatch.setattr(Countdown, "grade", fail_at_the_third)
+    samplers = [Sampler(recipe, lambda _: tiny_model) for _ in range(4)]
+    for sampler in samplers:
+        sampler.hold(POLICY)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda sampler: sampler.fill(folder, round), samplers))
+    for sampler in samplers:
+        sampler.close()
+    assert folder.is_sealed()
+    assert [(failed.prompt_id, failed.cause) for failed in folder.failures()] == [
+        ("evaluation/2", "its answer cannot be read")
+    ]
+
+
+def test_a_sampler_does_not_add_to_an_evaluation_that_another_grader_began(
+    recipe: Recipe, tiny_model: Path, tmp_path: Path
+):
+    """As where a reward was mended after the round was made ready, and before this sampler read it."""
+    round, folder = plan_evaluation(recipe, Countdown(), POLICY), RoundFolder(tmp_path / "evaluation")
+    folder.open(replace(round, verifier="countdown/0"))
+    with pytest.raises(StoreError, match="was begun by countdown/0, and the task, which has countdown/1"):
+        fill(recipe, tiny_model, folder, round)
+    assert folder.stored_shards() == []
+
+
+class Slow:
+    """A task that takes about as long as a look at it."""
+
+    num_workers = 4
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        return Prompt(f"{split}/{index}", "")
+
+    def grade(self, prompt: Prompt, completions: Sequence[str]) -> list[Verdict]:
+        time.sleep(0.001 + 0.0005 * (int(prompt.id.partition("/")[2]) % 4))
+        return [Verdict(1.0) for _ in completions]
+
+
+def test_a_verdict_that_comes_between_two_looks_is_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("oapl.judging.LOOK_S", 0.001)
+    sampled = tuple(make_group(position, [0.0]).without_verdicts() for position in range(400))
+    shard = Judge(Slow()).grade(Draft(sampled, (), 0.0, 0.0), patience=8)
+    assert shard is not None
+    assert len(shard.groups) == 400
 
 
 def test_sampling_seconds_of_a_block_are_shared_by_its_shards(recipe: Recipe, tiny_model: Path, tmp_path: Path):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -200,8 +201,13 @@ def test_a_damaged_shard_is_set_aside_with_its_bytes(tmp_path: Path, damage: Dam
     assert not folder.is_sealed()
     assert folder.has_shard(1)
     assert contents(tmp_path) == before
-    folder.write_shard(round, 0, odd_shard())  # its place is free
+    folder.write_shard(round, 0, make_shard([], [FailedGroup(0, "train/0", "it hung")]))  # its place is free
     assert folder.set_damaged_shard_aside(0) is None
+    assert not folder.is_sealed()  # all are in, but what was sealed is not what is there now
+    folder.seal(round)
+    seal = json.loads((folder.path / SEAL).read_text())
+    assert seal["num_failed"] == 1
+    assert seal["digests"] == [digest_file(folder.parquet_path(0)), digest_file(folder.parquet_path(1))]
 
 
 def test_a_seal_that_lost_its_shard_is_set_aside(tmp_path: Path):
@@ -737,12 +743,21 @@ def test_what_safetensors_says_of_a_full_disk_reads_like_any_other(tmp_path: Pat
 
 
 def test_leftovers_of_a_killed_write_are_cleared_wherever_they_lie(tmp_path: Path):
-    """A kill while a folder's seal is written leaves a temporary file inside a temporary folder."""
+    """A kill while a folder's seal is written leaves a temporary file inside a temporary folder. What a sampler may be
+    writing right now, or who evaluates on other problems, is left alone."""
     run = make_run(tmp_path, rounds=1, checkpoints=[0])
+    live = run.round(0).path / ".groups-00001.parquet.125.partial"
+    others = run.path / "benchmarks" / "amc" / "policy-1" / ".round.json.126.partial"
+    others.parent.mkdir(parents=True)
+    for path in (live, others):
+        path.write_text("{")
     partial = run.path / "policies" / ".000001.partial"
     partial.mkdir()
     (partial / ".sealed.json.123.partial").write_text("{")
-    (run.round(0).path / ".round.json.124.partial").write_text("{")
+    old = run.round(0).path / ".round.json.124.partial"
+    old.write_text("{")
+    an_hour_ago = time.time() - 3600
+    os.utime(old, (an_hour_ago, an_hour_ago))
     removed = run.path / "checkpoints" / ".000002.removed"
     removed.mkdir()
     put_in_order(
@@ -753,4 +768,4 @@ def test_leftovers_of_a_killed_write_are_cleared_wherever_they_lie(tmp_path: Pat
         policy_of_round=lambda index: index,
         unscored=Unscored,
     )
-    assert not [path for path in run.path.rglob(".*") if path.name.endswith((".partial", ".removed"))]
+    assert {path for path in run.path.rglob(".*") if path.name.endswith((".partial", ".removed"))} == {live, others}

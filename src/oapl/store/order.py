@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,8 +14,11 @@ from oapl.errors import StoreError
 from oapl.paths import StorePath
 from oapl.store.files import move_aside, storing, verify_sealed_folder
 from oapl.store.rounds import RoundFolder
-from oapl.store.run import RunFolder, sealed_weights
+from oapl.store.run import SCORED, RunFolder, sealed_weights
 from oapl.types import PolicyRef, Round
+
+OLD_S = 600.0
+"""No file takes so long to write."""
 
 
 @dataclass(frozen=True)
@@ -190,17 +195,29 @@ class Order:
 
 
 def remove_leftovers(run: RunFolder) -> None:
-    """What a killed process had begun to write or to remove, under names that nothing reads. An object store shows
-    nothing half written."""
+    """What a killed process had begun to write or to remove, under names that nothing reads.
+
+    Samplers may be at work on the run's rounds, so of these only what is too old to be in anyone's hands. Evaluations
+    on other problems (`benchmarks/`) are no work of the run's. An object store shows nothing half written.
+    """
     if not isinstance(run.path, Path):
         return
-    for pattern in (".*.partial", ".*.removed"):
-        for path in list(run.path.rglob(pattern)):
-            with storing(path):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)  # it may have gone with its folder
+    trainers = (run.path, *(run.path / kind for kind in ("policies", "checkpoints", "snapshots")))
+    leftovers = [path for folder in trainers for end in ("partial", "removed") for path in folder.glob(f".*.{end}")]
+    for kind in ("rounds", *SCORED):
+        leftovers += [path for path in (run.path / kind).rglob(".*.partial") if is_older(path, OLD_S)]
+    for path in leftovers:
+        with storing(path):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def is_older(path: Path, seconds: float) -> bool:
+    with suppress(FileNotFoundError):  # it was renamed since it was listed
+        return time.time() - path.stat().st_mtime > seconds
+    return False
 
 
 def put_in_order(
