@@ -272,12 +272,12 @@ def assess(
         folder.finish_adopting()
         for damage in folder.set_damage_aside():
             progress.note(damage)
-        policy = roles.model_ref(target.name) if weights is None else weights.find()
-        assert policy is not None
         if regrade:
             progress.phase(f"grading {label} again")
             roles.regrade(recipe, events, folder)
         else:
+            policy = roles.model_ref(target.name) if weights is None else weights.find()
+            assert policy is not None
             prepare(recipe, plan_evaluation, [(folder, policy)], progress, ready=partial(prepare_alone, target))
             if weights is not None:
                 progress.phase(f"evaluating {weights.name} on {label}")
