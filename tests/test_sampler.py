@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import make_group
+from helpers import make_group, make_shard
 from oapl.config import EngineConfig, Recipe, load_recipe
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import GradingError, StoreError, TaskError
@@ -196,6 +196,22 @@ def test_a_sampler_does_not_add_to_an_evaluation_that_another_grader_began(
     with pytest.raises(StoreError, match="was begun by countdown/0, and the task, which has countdown/1"):
         fill(recipe, tiny_model, folder, round)
     assert folder.stored_shards() == []
+
+
+def test_a_late_sampler_leaves_the_verdicts_of_the_grader_that_took_over(
+    recipe: Recipe, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It had opened the round before its verdicts were taken back."""
+    round, folder = plan_evaluation(recipe, Countdown(), POLICY), RoundFolder(tmp_path / "evaluation")
+    newer = replace(round, verifier="countdown/2")
+    folder.open(newer)
+    for number in range(round.num_shards):
+        folder.write_shard(newer, number, make_shard([make_group(p, [0.0] * 4) for p in round.positions(number)]))
+    monkeypatch.setattr(Sampler, "_open", lambda *_: None)
+    sampler = Sampler(recipe, lambda _: tiny_model)
+    assert not sampler.work_on(folder, round)
+    sampler.close()
+    assert folder.stored_shards() == list(range(round.num_shards))
 
 
 class Slow:

@@ -118,7 +118,12 @@ class Sampler:
                     self._on_shard(shard_event(round, number, shard))
         if folder.is_sealed():
             return True
-        if missing_shards(folder, range(round.num_shards)) or folder.set_strange_shards_aside(round):
+        if missing_shards(folder, range(round.num_shards)):
+            return False
+        stored = folder.load()
+        if stored.policy != round.policy or not is_judged_alike(stored, round):
+            return False  # it was planned anew meanwhile, and this one's shards are the strange ones
+        if folder.set_strange_shards_aside(round):
             return False
         check_some_graded(folder, round)
         folder.seal(round)
@@ -129,9 +134,7 @@ class Sampler:
             move_aside(folder.path)
         stored = folder.load() if folder.is_open() else folder.open_once(round)
         folder.check_planned(round)
-        if round.problems and not is_judged_as(
-            round, vars(stored)
-        ):  # what is trained on may go on with a mended reward
+        if not is_judged_alike(stored, round):
             raise StoreError(
                 f"{folder.path} was begun by {stored.verifier}, and the task, which has {round.verifier}, or its rows "
                 f"have changed since. Run the same command again: all of it is then graded alike."
@@ -243,6 +246,11 @@ class Sampler:
 def missing_shards(folder: RoundFolder, shards: range) -> list[int]:
     stored = set(folder.stored_shards())
     return [number for number in shards if number not in stored]
+
+
+def is_judged_alike(stored: Round, round: Round) -> bool:
+    """What scores weights has one grader; what is trained on may go on with a mended reward."""
+    return not round.problems or is_judged_as(round, vars(stored))
 
 
 def check_some_graded(folder: RoundFolder, round: Round) -> None:
