@@ -14,8 +14,9 @@ from helpers import make_group, make_round, make_shard
 from oapl.config import TaskConfig
 from oapl.errors import StoreError
 from oapl.evaluation import read_scores
-from oapl.store import RoundFolder
-from oapl.store.files import json_bytes, move_aside
+from oapl.store import RoundFolder, RunFolder, Unscored, put_in_order
+from oapl.store.files import json_bytes, move_aside, write_json
+from oapl.store.rounds import ADOPTING
 from oapl.types import PolicyRef, Round, SamplingParams
 
 POLICY = PolicyRef(version=4, step=200, digest="ab" * 32)
@@ -119,3 +120,33 @@ def test_a_kill_while_verdicts_are_taken_back_loses_nothing(tmp_path: Path, monk
         folder.prepare(asked)
         assert folder.stored_shards() == []
         assert sorted(position for draft in folder.read_drafts().values() for position in draft.positions) == [0, 1, 2]
+
+
+def half_adopted(path: Path) -> tuple[RoundFolder, Round]:
+    """A round whose new verdicts were about to take the place of the old when a kill came."""
+    folder, round = scored(path)
+    new = replace(round, verifier="countdown/2")
+    for number in folder.stored_shards():
+        folder.write_regraded(new, number, make_shard([make_group(number, [1.0, 1.0])]))
+    write_json(folder.path / ADOPTING, asdict(new))
+    return folder, new
+
+
+def test_new_verdicts_that_were_being_adopted_are_adopted_before_anything_else(tmp_path: Path):
+    folder, new = half_adopted(tmp_path / "000004")
+    assert folder.prepare(new) is None
+    assert folder.is_sealed()
+    assert folder.load() == new
+    assert [group.rewards.tolist() for n in range(3) for group in folder.read_shard(n).groups] == [[1.0, 1.0]] * 3
+
+
+def test_a_run_ends_an_adoption_when_it_is_put_in_order(tmp_path: Path):
+    """So that its samplers, of which there may be several, find it ended."""
+    run = RunFolder(tmp_path)
+    folder, new = half_adopted(run.evaluation(4).path)
+    put_in_order(
+        run, steps_per_round=2, shards_per_round=2, num_rounds=2, policy_of_round=lambda index: index, unscored=Unscored
+    )
+    assert not (folder.path / ADOPTING).exists()
+    assert folder.is_sealed()
+    assert folder.load() == new
