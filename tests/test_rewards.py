@@ -214,7 +214,7 @@ def test_code_with_the_words_of_the_template_in_it_is_left_as_it_is(make):
     [
         ({"prompt": "def add(a, b):", "test": "def check(f): ..."}, "Complete the function `add`."),
         ({"question": "Add two.", "tests": "[]"}, "Add two."),
-        ({"question": "Add two.", "prompt": "import math", "test": "def check(f): ..."}, "Add two."),
+        ({"question": "Add two.", "prompt": "import math", "tests": "[]"}, "Add two."),
         ({"prompt": "Add two.", "tests": "[]"}, "Add two."),
     ],
 )

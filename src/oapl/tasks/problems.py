@@ -9,6 +9,7 @@ from typing import Any
 
 from oapl.config import TaskConfig
 from oapl.errors import TaskError
+from oapl.grading.code.problem_tests import HUMAN_EVAL_COLUMNS
 from oapl.tasks.rows import first_of
 from oapl.types import Prompt
 
@@ -17,7 +18,6 @@ ANSWER_COLUMNS = ("answer", "reward_model")
 """What a mathematics problem is graded by; in verl's layout `reward_model.ground_truth`."""
 TEST_COLUMNS = ("tests", "public_test_cases", "private_test_cases", "test", "reward_model")
 """What a program is graded by."""
-HUMAN_EVAL_COLUMNS = {"prompt", "entry_point", "test"}
 
 MATH_TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 """The words that the model cards of Qwen and of the models trained from it advise."""
@@ -54,9 +54,8 @@ def make_prompt(prompt_id: str, row: Mapping[str, Any], config: TaskConfig) -> P
     if config.name == "dataset":
         text = columns.pop("prompt")
     else:
-        column = first_of(PROBLEM_COLUMNS, row)
-        text = row[column]
-        if column == "prompt" and row.keys() >= HUMAN_EVAL_COLUMNS:  # whose prompt begins the code to be written
+        text = row[first_of(PROBLEM_COLUMNS, row)]
+        if row.keys() >= set(HUMAN_EVAL_COLUMNS):  # whose prompt begins the code to be written
             text = fill_template(f"Complete the function `{row['entry_point']}`.", row["prompt"], config)
         else:
             columns.pop("prompt", None)

@@ -50,14 +50,17 @@ class Tests:
         return replace(self, cases=tuple(self.cases[index] for index in sorted(by_length[:max_tests])))
 
 
+HUMAN_EVAL_COLUMNS = ("prompt", "test", "entry_point")
+
+
 def parse_tests(row: Mapping[str, Any]) -> Tests:
     """Raises TaskError where the row holds no tests, or none that can be read."""
     try:
         if "private_test_cases" in row or "public_test_cases" in row:
             tests = _livecodebench(row)
-        elif "entry_point" in row:
-            prompt, test = (_demand_text(row, column) for column in ("prompt", "test"))
-            function = _demand_name(row["entry_point"])
+        elif row.keys() >= set(HUMAN_EVAL_COLUMNS):
+            prompt, test, name = (_demand_text(row, column) for column in HUMAN_EVAL_COLUMNS)
+            function = _demand_name(name)
             tests = Tests("check", ((f"{prompt}\n{test}", ""),), function)  # checks may use what the prompt defines
         elif "reward_model" in row:
             tests = _deepcoder(_decoded(row["reward_model"])["ground_truth"])
