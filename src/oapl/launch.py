@@ -206,7 +206,10 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
     """Trainer and samplers side by side, with evaluations before and after on all workers; or the trainer alone, where
     all is left to samplers that join."""
     crew = Crew(run, progress, events)
-    trained = run.has_policy(recipe.trainer.num_rounds) and set(recipe.snapshot_steps) <= set(run.snapshot_steps())
+    last, snapshots = recipe.trainer.num_rounds, set(recipe.snapshot_steps)
+    trained = (
+        run.has_policy(0) and run.has_policy(last) and snapshots <= set(run.snapshot_steps())
+    )  # else it makes them
 
     def evaluate(name: str, folder: RoundFolder, find: Find) -> None:
         if folder.is_begun():
