@@ -215,7 +215,7 @@ def has_chat_template(name_or_path: str) -> bool:
     return load_tokenizer(name_or_path).chat_template is not None
 
 
-def check_is_free(path: Path) -> None:
+def check_is_free(path: StorePath) -> None:
     """Raises ConfigError where a folder holds something, and no evaluation."""
     names = sorted(each.name for each in path.glob("[!.]*"))
     if names and not any(path.glob("round.json*")):
@@ -225,7 +225,7 @@ def check_is_free(path: Path) -> None:
         )
 
 
-def run_of(path: Path) -> RunFolder | None:
+def run_of(path: StorePath) -> RunFolder | None:
     """The run that an evaluation is part of."""
     folder = path.resolve().parent
     run = RunFolder(folder.parent)

@@ -259,7 +259,7 @@ class RoundFolder:
 
     def set_regraded_aside(self, round: Round) -> None:
         """Moves new verdicts out of the way that were given otherwise than the round's, and were not adopted."""
-        seals = list(self.path.glob("regraded-?????.json"))
+        seals: list[StorePath] = [*self.path.glob("regraded-?????.json")]
         if not all(is_judged_as(round, read_json(seal, "verifier")) for seal in seals):
             for path in (*seals, *self.path.glob("regraded-?????.parquet")):
                 move_aside(path)
