@@ -14,6 +14,7 @@ from oapl.errors import ModelError
 from oapl.model import compile_parts, load_model
 from oapl.pieces import logprobs_in_pieces
 from oapl.precision import round_to_bfloat16
+from oapl.sharding import ALONE, Ranks, shard
 from oapl.types import PolicyRef
 
 
@@ -23,7 +24,8 @@ class Anchor:
     So at lag 0, without LoRA, its log-probs are the trainer's own to the last bit.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._attn_implementation, self._config = recipe.model.attn_implementation, recipe.trainer
         self._temperature = recipe.sampling.temperature
         self._policy: PolicyRef | None = None
@@ -36,7 +38,13 @@ class Anchor:
         """Takes a policy's weights in the place of those before. Raises ModelError where its attention is of another
         kind than that of the trainer's model, whose batches it is to read."""
         self._policy = self._lm = None  # never two policies at once
-        model = load_model(str(path), "float32", self._config.device, self._attn_implementation)
+        with self._ranks.turn():
+            self._lm = self._load(path, like)
+        self._policy = policy
+
+    def _load(self, path: Path, like: CausalLM) -> CausalLM:
+        device = self._config.device if self._ranks is ALONE else "cpu"
+        model = load_model(str(path), "float32", device, self._attn_implementation)
         lm = take_apart(model, compile_head=self._config.torch_compile)
         if lm.has_plain_cache != like.has_plain_cache:
             raise ModelError(
@@ -44,10 +52,10 @@ class Anchor:
                 f"{type(like.model).__name__} that is trained. Use loss.anchor = 'engine'."
             )
         if self._config.bf16:
-            round_to_bfloat16(model)
+            round_to_bfloat16(model.parameters())
         if self._config.torch_compile:
             compile_parts(model)
-        self._policy, self._lm = policy, lm
+        return shard(lm, self._ranks, bf16=self._config.bf16)
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, attn_implementation: str, piece_tokens: int | None) -> Tensor:

@@ -140,6 +140,19 @@ def micro_batches(rows: Sequence[Row], max_tokens: int, share_prompts: bool) -> 
     return [batch.rows for batch in best]
 
 
+def shared_micro_batches(
+    rows: Sequence[Row], max_tokens: int, share_prompts: bool, num_ranks: int
+) -> list[list[list[Row]]]:
+    """For each rank its `micro_batches`: as many as any other has, so that some may be empty.
+
+    Rows are dealt out by length, so that each rank computes about as much as the others, at about the same time.
+    """
+    by_length = sorted(rows, key=len, reverse=True)
+    plans = [micro_batches(by_length[rank::num_ranks], max_tokens, share_prompts) for rank in range(num_ranks)]
+    most = max(map(len, plans))
+    return [plan + [[] for _ in range(most - len(plan))] for plan in plans]
+
+
 def fill(rows: Sequence[Row], max_tokens: int, share_prompts: bool) -> list[MicroBatch]:
     """Rows in this order, each in the last micro-batch if it fits there, else in a new one."""
     batches: list[MicroBatch] = []
@@ -183,4 +196,20 @@ def collate(rows: Sequence[Row], device: str, share_prompts: bool) -> Batch:
         sampler_logprobs=torch.from_numpy(sampler_logprobs).to(device),
         advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
         marks=torch.tensor([row.mark for row in rows], dtype=torch.float32, device=device),
+    )
+
+
+def idle_batch(device: str) -> Batch:
+    """A micro-batch of one token and no target, whose log-probs sum to 0: for a rank that only takes part."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    return Batch(
+        prompts=token[:0, :0],
+        prompt_lengths=token[0, :0],
+        prompt_of_row=token[0],
+        inputs=token,
+        targets=token,
+        mask=token.bool(),
+        sampler_logprobs=token.float(),
+        advantages=token[0].float(),
+        marks=token[0].float(),
     )

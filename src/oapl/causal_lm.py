@@ -5,8 +5,9 @@ Shapes: B completions of a micro-batch, T of their tokens, R prompts, P of their
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from transformers.cache_utils import DynamicLayer
 from oapl.batching import Batch
 from oapl.errors import ModelError
 from oapl.head import Head
+from oapl.lora import merged_weights
+
+T = TypeVar("T")
 
 HEAD_TOLERANCE = 1e-3
 """Nats by which log-probs from hidden states may differ from those of the model's own logits, in float32."""
@@ -50,6 +54,15 @@ class CausalLM:
         logprobs_N, entropy_N = self.head.logprobs(hidden_BTH[mask_BT], targets_BT[mask_BT], temperature)
         zeros_BT = logprobs_N.new_zeros(mask_BT.shape)
         return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Those of the plain model that computes the same, by name."""
+        return merged_weights(self.model)
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What a function of the model returns, without gradients."""
+        with torch.no_grad():
+            return function(*arguments)
 
     def read_prompts(self, batch: Batch) -> DynamicCache:
         """Keys and values of each prompt, computed once and given to every row that goes on from it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from oapl.config import (
     dump_recipe,
     load_plan,
     load_recipe,
+    merge,
     nearest_setting,
 )
 from oapl.errors import CollapseError, ConfigError, InstallationError, OaplError
@@ -81,6 +83,15 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     plan.add_argument("--output", type=Path, default=Path("plan"), help="name of the .png and .json to write")
     for name, field in PlanConfig.model_fields.items():
         plan.add_argument(f"--{name}", help=str(field.description).replace("%", "%%"))
+
+    trainer = add_command(
+        commands,
+        "trainer",
+        trainer_command,
+        "train on a run's rounds, which `oapl sample` fills; by torchrun, in ranks",
+    )
+    trainer.add_argument("recipe", type=Path, help="a TOML recipe")
+    trainer.add_argument("--run_dir", type=store_path, help="the run's folder or URL; runs/<recipe> by default")
 
     study = add_command(commands, "study", study_command, "runs of several settings and seeds", settings=False)
     study.add_argument("study", type=Path, help="a TOML study: a recipe, methods, a grid, seeds")
@@ -221,6 +232,33 @@ def plan_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) ->
     console = Console(width=max(Console().width, TABLE_WIDTH))
     make_plan(arguments.recipe, overrides, plan, arguments.from_run, arguments.output, console)
     return 0
+
+
+def trainer_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
+    from rich.console import Console
+
+    from oapl import launch
+    from oapl.progress import Progress
+    from oapl.store import RunFolder
+
+    rank, recipe = int(os.environ.get("RANK", 0)), recipe_of_ranks(arguments.recipe, overrides)
+    console, run = Console(quiet=rank > 0), RunFolder(run_dir_of(arguments))
+    with Progress(recipe, console) as progress:
+        launch.train_alone(recipe, run, progress)
+    console.print(f"{run.path} is trained: `oapl train {arguments.recipe}` evaluates it", highlight=False)
+    return 0
+
+
+def recipe_of_ranks(path: Path, overrides: Mapping[str, Any]) -> Recipe:
+    """A recipe with as many ranks as torchrun started. Raises ConfigError where it asks for others."""
+    recipe, started = load_recipe(path, overrides), int(os.environ.get("WORLD_SIZE", 1))
+    if recipe.trainer.num_ranks not in (1, started):
+        raise ConfigError(
+            f"trainer.num_ranks = {recipe.trainer.num_ranks}, but {started} process{'es' * (started > 1)} "
+            f"{'were' if started > 1 else 'was'} started. Start as many: torchrun --nproc_per_node "
+            f"{recipe.trainer.num_ranks} -m oapl trainer {path}; or leave num_ranks out."
+        )
+    return load_recipe(path, merge(overrides, {"trainer": {"num_ranks": started}}))
 
 
 def study_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oapl.config import load_recipe
-from oapl.errors import OaplError, WorkerError
+from oapl.errors import LostRankError, OaplError, WorkerError
 from oapl.paths import poll_s
 from oapl.processes import end_with_parent
 from oapl.progress import Progress
@@ -33,9 +33,9 @@ TOLD_TO_STOP = 3
 class Child:
     """A role in a process of its own, whose events come through a pipe and whose output goes to a log."""
 
-    def __init__(self, run: RunFolder, name: str, role: str, **arguments: Any) -> None:
+    def __init__(self, run: RunFolder, name: str, role: str, team: str, **arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self.name = name
+        self.name, self.team = name, team
         self.log = run.local_path / "logs" / f"{name}.log"
         self.connection, theirs = context.Pipe(duplex=False)
         self.process = context.Process(
@@ -103,8 +103,9 @@ class Crew:
         self.run, self._progress, self._events = run, progress, events
         self._children: dict[str, Child] = {}
 
-    def start(self, name: str, role: str, **arguments: Any) -> None:
-        self._children[name] = Child(self.run, name, role, **arguments)
+    def start(self, name: str, role: str, *, team: str | None = None, **arguments: Any) -> None:
+        """A child that works with others of its `team`, all or none of which can go on."""
+        self._children[name] = Child(self.run, name, role, team or name, **arguments)
 
     def wait_for(self, *names: str) -> None:
         """Passes events on until these children have ended.
@@ -138,10 +139,16 @@ class Crew:
                 process.join()
 
     def _raise_failure(self) -> None:
+        failed = [child for child in self._children.values() if child.failure() is not None]
+        if not failed:
+            return
+        self._pass_on(timeout_s=0)
+        broken = {child.team for child in failed if child.process.exitcode != TOLD_TO_STOP}
         for child in self._children.values():
-            if (failure := child.failure()) is not None:
-                self._pass_on(timeout_s=0)
-                raise child.failure() or failure
+            if child.team in broken and child.process.is_alive():
+                child.process.kill()  # it waits for one that is gone, and can save nothing alone
+        failures = [failure for child in failed if (failure := child.failure()) is not None]
+        raise min(failures, key=lambda failure: isinstance(failure, LostRankError))
 
     def _pass_on(self, timeout_s: float) -> None:
         waiting = {child.connection: child for child in self._children.values() if not child.connection.closed}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from oapl.batching import Batch
 from oapl.losses import sequence_log_ratio
 from oapl.objective import Objective
 from oapl.types import Shard
+
+LISTS = ("_log_ratios", "_marks", "_advantages", "_entropies", "_gaps", "_num_tokens")
+"""Of a `StepTotals`, with one tensor for each micro-batch."""
 
 
 class StepTotals:
@@ -36,6 +40,28 @@ class StepTotals:
         self._gaps.append(torch.where(batch.mask, (logprobs - batch.sampler_logprobs).abs(), 0.0).sum())
         self._num_tokens.append(batch.mask.sum(-1))
         self._num_computed_tokens += batch.num_computed_tokens
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As they go to another rank: in the memory of the host."""
+        return {
+            "_scalars": {name: value.cpu() for name, value in self._scalars.items()},
+            **{kind: [value.cpu() for value in getattr(self, kind)] for kind in LISTS},
+            "_num_computed_tokens": self._num_computed_tokens,
+        }
+
+    @classmethod
+    def of_all(cls, parts: Sequence[StepTotals]) -> StepTotals:
+        """Those of all ranks together, each rank's after the one's before."""
+        if len(parts) == 1:
+            return parts[0]
+        totals = cls()
+        for part in parts:
+            for name, value in part._scalars.items():
+                totals._scalars[name] = totals._scalars.get(name, torch.zeros_like(value)) + value
+            for kind in LISTS:
+                getattr(totals, kind).extend(getattr(part, kind))
+            totals._num_computed_tokens += part._num_computed_tokens
+        return totals
 
     def metrics(self, success_threshold: float, objective: Objective) -> dict[str, float]:
         """`ratio_right`: the mean of exp(l) over right completions, which estimates by how much the policy's chance of

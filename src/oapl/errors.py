@@ -37,6 +37,10 @@ class WorkerError(OaplError):
     """A process of the run that ended before its work was done."""
 
 
+class LostRankError(WorkerError):
+    """A rank of the trainer that ended because another did, whose own error is the cause."""
+
+
 class CollapseError(OaplError):
     """A run that is losing its right answers. It was stopped, and an earlier policy is still good."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -46,25 +48,9 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
                 return read_json(run.summary_path)
         resumed_from = max(run.checkpoint_steps(), default=0)
         check_not_collapsed(recipe, run)
-        warned: set[int] = set()
-        trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
-
-        def on_step(record: Mapping[str, Any]) -> None:
-            if record["step"] == 1 and (warning := beta2_warning(record)):
-                progress.note(warning)
-            if (warning := record.get(WARNING)) is not None and record["round"] not in warned:
-                warned.add(record["round"])  # once a round
-                progress.note(f"step {record['step']}: {warning}")
-            progress.step(record)
-            for tracker in trackers:
-                tracker.log({name: value for name, value in record.items() if name != WARNING})
-
         launch = run_inline if recipe.launch.kind == "inline" else run_processes
-        try:
+        with telling(recipe, run, progress) as on_step:
             launch(recipe, run, progress, replace(events, on_step=on_step))
-        finally:
-            for tracker in trackers:
-                tracker.close()
         if events.should_stop():
             raise KeyboardInterrupt
         return finish(recipe, run, wall_s=time.monotonic() - start, resumed_from=resumed_from)
@@ -118,6 +104,47 @@ def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> st
     return "was stopped by its guard" if run.collapse_path.exists() else "is finished"
 
 
+def train_alone(recipe: Recipe, run: RunFolder, progress: Progress) -> None:
+    """The trainer alone, or the one of its ranks that torchrun started here, on rounds that are sampled elsewhere."""
+    from oapl import roles
+    from oapl.sharding import Place, joined
+
+    with stoppable(progress) as events, joined(Place.of_environment(), recipe.trainer.device) as ranks:
+        if not ranks.is_first:
+            roles.train_as(ranks, recipe, run, events)
+            return
+        with run.lock("run"):
+            for note in open_run(recipe, run):
+                progress.note(note)
+        check_not_collapsed(recipe, run)
+        progress.phase("training")
+        with telling(recipe, run, progress) as on_step:
+            roles.train_as(ranks, recipe, run, replace(events, on_step=on_step))
+
+
+@contextmanager
+def telling(recipe: Recipe, run: RunFolder, progress: Progress) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """What tells of each step: on the screen, and wherever else metrics are to go."""
+    warned: set[int] = set()
+    trackers = make_trackers(recipe.tracking, run, recipe.model_dump(mode="json"))
+
+    def on_step(record: Mapping[str, Any]) -> None:
+        if record["step"] == 1 and (warning := beta2_warning(record)):
+            progress.note(warning)
+        if (warning := record.get(WARNING)) is not None and record["round"] not in warned:
+            warned.add(record["round"])  # once a round
+            progress.note(f"step {record['step']}: {warning}")
+        progress.step(record)
+        for tracker in trackers:
+            tracker.log({name: value for name, value in record.items() if name != WARNING})
+
+    try:
+        yield on_step
+    finally:
+        for tracker in trackers:
+            tracker.close()
+
+
 @contextmanager
 def stoppable(progress: Progress) -> Iterator[Events]:
     """Ctrl-C or SIGTERM lets the work at hand end well, then raises KeyboardInterrupt; a second one does so at once."""
@@ -145,6 +172,16 @@ def prepare_validations(recipe: Recipe, run: RunFolder, progress: Progress) -> N
     if recipe.selection is not None:
         steps = (0, *recipe.snapshot_steps)
         prepare(recipe, plan_validation, ((run.validation(step), run.snapshot(step)) for step in steps), progress)
+
+
+def prepare_begun(recipe: Recipe, run: RunFolder, progress: Progress) -> None:
+    """Readies all that a run scores, for samplers that then do all of it."""
+    prepare_validations(recipe, run, progress)
+    scored = [(run.evaluation(0), run.policy(0))]
+    if not unvalidated(recipe, run):
+        folder, find = reported(recipe, run)
+        scored.append((folder, find()))
+    prepare(recipe, plan_evaluation, scored, progress)
 
 
 def prepare(
@@ -219,30 +256,44 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
             progress.phase(name)
             run_workers(crew, recipe, "evaluate", folder=folder, find=find)
 
-    try:
-        if not trained:
-            crew.start("trainer", "train")
-        if recipe.launch.num_samplers == 0:
-            progress.phase("training")
-            crew.wait_until(partial(is_finished, recipe, run))
-            return
-        if recipe.evaluation.eval_on_start:
-            evaluate("base evaluation", run.evaluation(0), partial(run.policy, 0))
-        if not trained:
-            progress.phase("training")
-            samplers = [f"sampler-{number}" for number in range(recipe.launch.num_samplers)]
-            for sampler in samplers:
-                crew.start(sampler, "sample", follow=True)
-            crew.wait_for("trainer", *samplers)
-        prepare_validations(recipe, run, progress)
-        if steps := unvalidated(recipe, run):
-            progress.phase("validation")
-            run_workers(crew, recipe, "validate", steps=steps)
-        for each in evaluations(recipe, run):
-            evaluate(*each)
-    except BaseException:
-        crew.stop()
-        raise
+    with tempfile.TemporaryDirectory(prefix="oapl-") as scratch:
+        try:
+            if not trained:
+                trainers = start_trainer(crew, recipe, Path(scratch))
+            if recipe.launch.num_samplers == 0:
+                prepare_begun(recipe, run, progress)
+                progress.phase("training")
+                crew.wait_until(partial(is_finished, recipe, run))
+                return
+            if recipe.evaluation.eval_on_start:
+                evaluate("base evaluation", run.evaluation(0), partial(run.policy, 0))
+            if not trained:
+                progress.phase("training")
+                samplers = [f"sampler-{number}" for number in range(recipe.launch.num_samplers)]
+                for sampler in samplers:
+                    crew.start(sampler, "sample", follow=True)
+                crew.wait_for(*trainers, *samplers)
+            prepare_validations(recipe, run, progress)
+            if steps := unvalidated(recipe, run):
+                progress.phase("validation")
+                run_workers(crew, recipe, "validate", steps=steps)
+            for each in evaluations(recipe, run):
+                evaluate(*each)
+        except BaseException:
+            crew.stop()
+            raise
+
+
+def start_trainer(crew: Crew, recipe: Recipe, scratch: Path) -> list[str]:
+    """Starts the trainer, each of its ranks in a process; returns their names. They meet at a file."""
+    count = recipe.trainer.num_ranks
+    if count == 1:
+        crew.start("trainer", "train")
+        return ["trainer"]
+    names = [f"trainer-{rank}" for rank in range(count)]
+    for rank, name in enumerate(names):
+        crew.start(name, "train", team="trainer", rank=rank, meeting=(scratch / "ranks").as_uri())
+    return names
 
 
 def run_workers(crew: Crew, recipe: Recipe, role: str, **arguments: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -52,10 +53,14 @@ def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The weights of the plain model that computes the same, with or without LoRA. Nothing is changed in place."""
+    return dict(merge(model, model.state_dict().items()))
+
+
+def merge(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """`merged_weights` of the model's own by their names, one by one; its modules have to be whole by then."""
     modules = dict(model.named_modules())
     dither = torch.Generator().manual_seed(0)
-    weights: dict[str, Tensor] = {}
-    for name, weight in model.state_dict().items():
+    for name, weight in weights:
         if ".lora_" in name:
             continue
         owner, _, kind = name.rpartition(".base_layer.")
@@ -64,8 +69,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
                 exact = weight.float() + modules[owner].get_delta_weight(ADAPTER).float()
                 weight = round_fairly(exact, dither) if weight.dtype == torch.bfloat16 else exact.to(weight.dtype)
             name = f"{owner}.{kind}"
-        weights[name] = weight
-    return weights
+        yield name, weight
 
 
 def round_fairly(weight: Tensor, generator: torch.Generator) -> Tensor:

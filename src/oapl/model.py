@@ -6,7 +6,7 @@ Shapes: B sequences, S tokens of a sequence (prompt, completion, padding), V voc
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -198,14 +198,29 @@ def save_policy(
     probe: Sequence[Sequence[int]],
 ) -> None:
     """Writes a plain Hugging Face model folder, with the model's own log-probs of the probe sequences."""
-    model.save_pretrained(folder, state_dict=merged_weights(model))
+    write_policy(model, tokenizer, folder, merged_weights(model), probe_record(model, probe))
+
+
+def write_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    record: Mapping[str, Any],
+) -> None:
+    """`save_policy` with weights and the record of the probe given. Of the model, only what describes it is read."""
+    model.save_pretrained(folder, state_dict=dict(weights))
     tokenizer.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    dtype = str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n")
-    sequences = [list(sequence[:MAX_PROBE_TOKENS]) for sequence in probe]
-    record = {"sequences": sequences, "logprobs": score(model, sequences)}
     (folder / PROBE).write_text(json.dumps(record) + "\n")
+
+
+def probe_record(model: PreTrainedModel, probe: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The probe's sequences, none too long, and the model's own log-probs of them."""
+    sequences = [list(sequence[:MAX_PROBE_TOKENS]) for sequence in probe]
+    return {"sequences": sequences, "logprobs": score(model, sequences)}
 
 
 @torch.no_grad()

@@ -47,11 +47,7 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
             unscored=partial(unscored, recipe, run),
             reads_samplers=recipe.recomputes_anchor,
         )
-        if (step := max(run.checkpoint_steps(), default=0)) > trainer.num_steps:
-            raise ConfigError(
-                f"{run.path} has been trained for {step} steps, more than trainer.num_steps = {trainer.num_steps}. "
-                f"Give at least {step}, or choose another run_dir."
-            )
+        check_not_past_its_end(recipe, run)
         if recipe.recomputes_anchor:
             check_anchors(recipe, run, recorded)
         write_bytes(run.config_path, dump_recipe(recipe).encode())
@@ -60,6 +56,16 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
         check_whole_imports(run)
         write_json(run.path / "environment.json", environment())
         return notes
+
+
+def check_not_past_its_end(recipe: Recipe, run: RunFolder) -> None:
+    """Raises ConfigError where a run has been trained for longer than it is to be."""
+    num_steps = recipe.trainer.num_steps
+    if (step := max(run.checkpoint_steps(), default=0)) > num_steps:
+        raise ConfigError(
+            f"{run.path} has been trained for {step} steps, more than trainer.num_steps = {num_steps}. "
+            f"Give at least {step}, or choose another run_dir."
+        )
 
 
 def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:

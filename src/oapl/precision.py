@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from transformers import PreTrainedModel
 
@@ -17,15 +19,15 @@ def compute_in_bfloat16(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]
     Each backward pass adds its gradient, in bfloat16, to the float32 ones.
     """
     masters = {name: torch.nn.Parameter(parameter.detach()) for name, parameter in trained_parameters(model).items()}
-    round_to_bfloat16(model)
+    round_to_bfloat16(model.parameters())
     for name, parameter in trained_parameters(model).items():
         parameter.register_post_accumulate_grad_hook(_Gather(masters[name]))  # type: ignore[no-untyped-call]
     return masters
 
 
-def round_to_bfloat16(model: PreTrainedModel) -> None:
-    """Buffers, such as those of rotary embeddings, keep their type."""
-    for parameter in model.parameters():
+def round_to_bfloat16(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """In place. A model's buffers, such as those of rotary embeddings, keep their type."""
+    for parameter in parameters:
         parameter.data = parameter.data.to(torch.bfloat16)
 
 

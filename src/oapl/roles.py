@@ -20,11 +20,12 @@ from oapl.paths import poll_s
 from oapl.plan import plan_evaluation, plan_round, plan_validation
 from oapl.processes import pause, wait_until
 from oapl.sampler import Sampler, run_sampler
+from oapl.sharding import Place, Ranks, joined
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
 from oapl.store.run import joint_digest
 from oapl.tasks import Task, make_task
-from oapl.train_loop import run_trainer
+from oapl.train_loop import follow, run_trainer
 from oapl.types import Events, PolicyRef, Round
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
@@ -35,10 +36,22 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def train(recipe: Recipe, run: RunFolder, events: Events) -> None:
+def train(recipe: Recipe, run: RunFolder, events: Events, *, rank: int = 0, meeting: str | None = None) -> None:
+    """The trainer, or one of its ranks, which meet on this machine."""
+    size = recipe.trainer.num_ranks
+    with joined(None if meeting is None else Place(rank, size, rank, size, meeting), recipe.trainer.device) as ranks:
+        train_as(ranks, recipe, run, events)
+
+
+def train_as(ranks: Ranks, recipe: Recipe, run: RunFolder, events: Events) -> None:
+    """What this one of the trainer's ranks does."""
     use_threads(recipe.trainer.num_threads)
-    with run.lock("trainer"):
-        run_trainer(recipe, run, events.should_stop, events.on_step)
+    if ranks.is_first:
+        with run.lock("trainer"):
+            run_trainer(recipe, run, events.should_stop, events.on_step, ranks=ranks)
+    else:
+        with run.lock(f"trainer-{ranks.rank}"):
+            follow(recipe, run, events.should_stop, ranks)
 
 
 def sample(recipe: Recipe, run: RunFolder, events: Events, *, follow: bool) -> int | None:

@@ -12,10 +12,11 @@ from typing import Any
 from oapl.config import OAPLConfig, Recipe
 from oapl.errors import CollapseError, StoreError
 from oapl.guard import WARNING, Guard, collapse_error, good_beta2
-from oapl.model import encode_prompt, save_policy
+from oapl.model import encode_prompt
 from oapl.paths import poll_s
 from oapl.plan import shard_of_step
 from oapl.processes import wait_until
+from oapl.sharding import ALONE, Ranks
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside, write_json
 from oapl.store.run import sampler_path
@@ -25,15 +26,24 @@ from oapl.trainer import Trainer
 NUM_PROBE_SEQUENCES = 4
 
 
-def start_or_resume(recipe: Recipe, run: RunFolder) -> Trainer:
-    """The trainer at the newest checkpoint; without one, at the model itself, which becomes checkpoint 0."""
-    steps = run.checkpoint_steps()
-    trainer = Trainer(recipe, source_of(recipe, run) if steps else recipe.model.name_or_path)
+def start_or_resume(recipe: Recipe, run: RunFolder, ranks: Ranks = ALONE) -> Trainer:
+    """The trainer at the newest checkpoint; without one, at the model itself, which becomes checkpoint 0.
+
+    All ranks call it together, and all but the first are to follow it from then on.
+    """
+    steps = ranks.agree(run.checkpoint_steps())
+    trainer = Trainer(recipe, ranks.agree(source_of(recipe, run)) if steps else recipe.model.name_or_path, ranks)
     if steps:
         trainer.read_checkpoint(run.local_checkpoint(steps[-1]))
-    else:
-        run.write_checkpoint(0, trainer.write_checkpoint)
+    elif ranks.is_first:
+        run.write_checkpoint(0, partial(ranks.lead, write_checkpoint, trainer, run))
     return trainer
+
+
+def follow(recipe: Recipe, run: RunFolder, should_stop: Callable[[], bool], ranks: Ranks) -> None:
+    """What a rank does that is not the first."""
+    trainer = start_or_resume(recipe, run, ranks)
+    ranks.follow(trainer, run, should_stop)
 
 
 def source_of(recipe: Recipe, run: RunFolder) -> str:
@@ -54,15 +64,26 @@ def publish(trainer: Trainer, run: RunFolder) -> None:
     Where that was made before, and came out otherwise, a round that it sampled then is moved out of the way.
     """
     version = trainer.step // trainer.config.weight_sync_steps
-    policy = run.publish_policy(version, trainer.step, partial(write_weights, trainer, run))
+    policy = run.publish_policy(version, trainer.step, partial(fill_policy, trainer, run))
     for index in run.round_indices():
         if trainer.recipe.policy_of_round(index) == version and not run.round(index).is_of(policy):
             move_aside(run.round(index).path)
 
 
-def write_weights(trainer: Trainer, run: RunFolder, folder: Path) -> None:
+def fill_policy(trainer: Trainer, run: RunFolder, folder: Path) -> None:
     """Fills a policy's or a snapshot's folder with the trainer's weights and their probe."""
-    save_policy(trainer.model, trainer.tokenizer, folder, probe=probe_sequences(trainer, run))
+    trainer.ranks.lead(write_policy, trainer, run, folder, probe_sequences(trainer, run))
+
+
+# What all ranks do together
+
+
+def write_policy(trainer: Trainer, run: RunFolder, folder: Path, probe: list[list[int]]) -> None:
+    trainer.write_policy(folder, probe)
+
+
+def write_checkpoint(trainer: Trainer, run: RunFolder, folder: Path) -> None:
+    trainer.write_checkpoint(folder)
 
 
 def probe_sequences(trainer: Trainer, run: RunFolder) -> list[list[int]]:
@@ -91,15 +112,29 @@ def run_trainer(
     should_stop: Callable[[], bool],
     on_step: Callable[[Mapping[str, Any]], None] = lambda _: None,
     fill_round: Callable[[int], None] = lambda _: None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Trains every round of the run, from wherever its last checkpoint left it, until done or told to stop.
 
-    `fill_round` is called at each round's start, for a run whose sampler is this same process. Of each step's
-    record, `save_s` is what checkpoint, policy and snapshot took before the step, `wait_s` the wait for its groups,
-    `step_s` the step; a round's wall time is the sum of the three over its steps.
+    This is the first of the ranks, and leads the others. `fill_round` is called at each round's start, for a run whose
+    sampler is this same process. Of each step's record, `save_s` is what checkpoint, policy and snapshot took before
+    the step, `wait_s` the wait for its groups, `step_s` the step; a round's wall time is the sum of the three over its
+    steps.
     """
-    config, poll = recipe.trainer, poll_s(run.path)
-    trainer = start_or_resume(recipe, run)
+    trainer = start_or_resume(recipe, run, ranks)
+    with ranks.leading():
+        train_rounds(trainer, run, ranks.stops(should_stop), on_step, fill_round)
+
+
+def train_rounds(
+    trainer: Trainer,
+    run: RunFolder,
+    should_stop: Callable[[], bool],
+    on_step: Callable[[Mapping[str, Any]], None],
+    fill_round: Callable[[int], None],
+) -> None:
+    """See `run_trainer`."""
+    recipe, config, poll = trainer.recipe, trainer.config, poll_s(run.path)
     if trainer.step > 0:
         ensure_first_policy(recipe, run)
     guard = Guard()
@@ -113,7 +148,7 @@ def run_trainer(
         if number == 0:
             publish(trainer, run)
         if trainer.step in recipe.snapshot_steps:
-            run.publish_snapshot(trainer.step, partial(write_weights, trainer, run))
+            run.publish_snapshot(trainer.step, partial(fill_policy, trainer, run))
         if trainer.step >= config.num_steps:
             return
         save_s = clock.lap()
@@ -128,7 +163,7 @@ def run_trainer(
             break
         wait_s = clock.lap()
         record = {
-            **train_on(trainer, run, index, number),
+            **trainer.ranks.lead(train_on, trainer, run, index, number),
             "save_s": save_s,
             "wait_s": wait_s,
             "step_s": clock.lap(),
@@ -220,7 +255,7 @@ def train_on(trainer: Trainer, run: RunFolder, index: int, number: int) -> dict[
 def save(trainer: Trainer, run: RunFolder) -> None:
     """Writes a checkpoint and removes the oldest, but for those that a round in work may start from again."""
     run.sync_metrics()
-    run.write_checkpoint(trainer.step, trainer.write_checkpoint)
+    run.write_checkpoint(trainer.step, partial(trainer.ranks.lead, write_checkpoint, trainer, run))
     config, ahead = trainer.config, trainer.recipe.launch.rounds_ahead
     steps = run.checkpoint_steps()
     oldest_start = (trainer.step // config.weight_sync_steps - 1 - ahead) * config.weight_sync_steps
@@ -243,4 +278,11 @@ class Clock:
 def ensure_first_policy(recipe: Recipe, run: RunFolder) -> None:
     """Seals the model itself as policy 0, where a run has none, or has it no longer."""
     if run.policy(0) is None:
-        publish(Trainer(recipe, recipe.model.name_or_path), run)
+        publish(Trainer(on_host(recipe), recipe.model.name_or_path), run)
+
+
+def on_host(recipe: Recipe) -> Recipe:
+    """The recipe for one process, which holds on the CPU what is too large for its device."""
+    if recipe.trainer.num_ranks == 1:
+        return recipe
+    return recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update={"num_ranks": 1, "device": "cpu"})})

@@ -9,53 +9,46 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from oapl.anchor import Anchor
 from oapl.attention import KEPT, KEPT_COMPILED
-from oapl.batching import Row, collate, group_rows, micro_batches, step_counts
+from oapl.batching import Row, collate, group_rows, idle_batch, shared_micro_batches, step_counts
 from oapl.causal_lm import take_apart
+from oapl.checkpoint import read_tensors, stored_shapes, write_tensors
 from oapl.config import Recipe, TrainerConfig
 from oapl.diagnostics import StepTotals, shard_metrics
 from oapl.errors import StoreError, TrainingError
 from oapl.lora import add_lora, frozen_digest, trained_parameters
-from oapl.model import checkpoint_layers, compile_parts, load_model, load_tokenizer
+from oapl.model import checkpoint_layers, compile_parts, load_model, load_tokenizer, probe_record, write_policy
 from oapl.objective import StepCounts, make_objective
 from oapl.pieces import backward_in_pieces
-from oapl.precision import compute_in_bfloat16
+from oapl.precision import compute_in_bfloat16, round_to_bfloat16
+from oapl.sharding import ALONE, Ranks, shard
 from oapl.types import Shard
 
 KEPT_BYTES = 2**29
 """Of a micro-batch's pairs of tokens, what attention on a CPU may keep for the backward pass, all layers together."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+RNG_STATE = "rng_state"
 
 
 class Trainer:
     """Weights, optimizer and step count of a run: all that a checkpoint holds."""
 
-    def __init__(self, recipe: Recipe, source: str) -> None:
-        self.recipe, self.config = recipe, recipe.trainer
+    def __init__(self, recipe: Recipe, source: str, ranks: Ranks = ALONE) -> None:
+        self.recipe, self.config, self.ranks = recipe, recipe.trainer, ranks
+        self.device = ranks.device(self.config.device)
         torch.manual_seed(recipe.seed)
-        self.model = load_model(source, "float32", self.config.device, recipe.model.attn_implementation)
-        self.chooses_attention = chooses_attention(recipe, self.model)
-        self.lm = take_apart(self.model, compile_head=self.config.torch_compile)
         self.tokenizer = load_tokenizer(source)
-        if recipe.model.use_peft:
-            add_lora(self.model, recipe.model)
-        self.parameters = trained_parameters(self.model)
-        """What the optimizer moves, in float32; the model's own, unless that computes in bfloat16."""
-        if self.config.bf16:
-            self.parameters = compute_in_bfloat16(self.model)
-        if self.config.gradient_checkpointing:
-            checkpoint_layers(self.model)
-        if self.config.torch_compile:
-            compile_parts(self.model)
-        self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing
+        with ranks.turn():
+            self._load(source)
+        self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing and ranks is ALONE
         """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
-        self.anchor = Anchor(recipe) if recipe.recomputes_anchor else None
+        self.anchor = Anchor(recipe, ranks) if recipe.recomputes_anchor else None
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=self.config.learning_rate,
@@ -64,10 +57,33 @@ class Trainer:
             weight_decay=self.config.weight_decay,
             fused=True,
         )
-        self.frozen_digest = frozen_digest(self.model) if recipe.model.use_peft else None
         self.step = 0
         self.consumed: list[str] = []
         """The digest of the shard that each step so far was trained on."""
+
+    def _load(self, source: str) -> None:
+        """The model, of which each of several ranks keeps its share alone."""
+        recipe, config, is_alone = self.recipe, self.config, self.ranks is ALONE
+        device = config.device if is_alone else "cpu"  # from where only the share goes to the rank's own
+        self.model = load_model(source, "float32", device, recipe.model.attn_implementation)
+        self.chooses_attention = chooses_attention(recipe, self.model)
+        lm = take_apart(self.model, compile_head=config.torch_compile)
+        if recipe.model.use_peft:
+            add_lora(self.model, recipe.model)
+        trained = trained_parameters(self.model)
+        if config.bf16:
+            if is_alone:
+                trained = compute_in_bfloat16(self.model)
+            else:
+                round_to_bfloat16(p for p in self.model.parameters() if not p.requires_grad)
+        if config.gradient_checkpointing:
+            checkpoint_layers(self.model)
+        if config.torch_compile:
+            compile_parts(self.model)
+        self.frozen_digest = frozen_digest(self.model) if recipe.model.use_peft else None
+        self.lm = shard(lm, self.ranks, bf16=config.bf16)
+        self.parameters = trained if is_alone else trained_parameters(self.model)
+        """What the optimizer moves, in float32; the model's own, unless that computes in bfloat16."""
 
     def train_step(self, shard: Shard, digest: str) -> dict[str, float]:
         """One optimizer step on all groups of a shard; returns its metrics."""
@@ -83,9 +99,11 @@ class Trainer:
             group["lr"] = learning_rate
         self.zero_gradients()
         totals = StepTotals()
-        for micro in micro_batches(rows, self.config.max_tokens_per_microbatch, self.keeps_states):
+        max_tokens, num_ranks = self.config.max_tokens_per_microbatch, self.ranks.size
+        for micro in shared_micro_batches(rows, max_tokens, self.keeps_states, num_ranks)[self.ranks.rank]:
             self.backward(micro, counts, totals)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm)
+        totals = StepTotals.of_all(self.ranks.gather(totals))
+        norm = clip_gradients(list(self.parameters.values()), self.config.max_grad_norm)
         if not torch.isfinite(norm):
             raise TrainingError(
                 f"step {self.step}: the gradient is not finite (norm {norm.item()}); no step was taken. "
@@ -115,10 +133,14 @@ class Trainer:
                 parameter.grad.zero_()
 
     def backward(self, rows: Sequence[Row], counts: StepCounts, totals: StepTotals) -> None:
-        """Adds the gradient of a micro-batch, and what there is to tell of it."""
+        """Adds the gradient of a micro-batch, and what there is to tell of it. One without rows has neither, and costs
+        each rank the same collectives as any."""
         temperature, max_tokens = self.recipe.sampling.temperature, self.config.max_tokens_per_microbatch
         is_long = len(rows) == 1 and len(rows[0]) > max_tokens and self.keeps_states
-        batch = collate(rows, self.config.device, share_prompts=self.keeps_states and not is_long)
+        if rows:
+            batch = collate(rows, self.device, share_prompts=self.keeps_states and not is_long)
+        else:
+            batch = idle_batch(self.device)
         if self.chooses_attention:
             kind = attention_by_size(self.model, batch.num_scores, self.config.torch_compile)
             self.model.set_attn_implementation(kind)
@@ -134,6 +156,9 @@ class Trainer:
             scalars.update(loss=loss.detach(), **metrics)
             return loss
 
+        if not rows:
+            self.lm.logprobs(batch, temperature)[0].sum().backward()  # type: ignore[no-untyped-call]
+            return
         if is_long:
             logprobs, entropy = backward_in_pieces(self.lm, batch, temperature, max_tokens, loss_of)
         else:
@@ -143,39 +168,56 @@ class Trainer:
 
     @torch.no_grad()
     def update_model(self) -> None:
-        """Rounds the float32 weights to those that the model computes with, where they are not the same."""
+        """Rounds the float32 weights to those that the model computes with, where it has some of its own."""
+        if self.ranks is not ALONE:
+            return  # a share is rounded whenever it is gathered
         for name, parameter in trained_parameters(self.model).items():
             if parameter is not self.parameters[name]:
                 parameter.copy_(self.parameters[name])
 
+    def write_policy(self, folder: Path, probe: Sequence[Sequence[int]]) -> None:
+        """A plain Hugging Face model folder, with the model's own log-probs of the probe sequences."""
+        record, weights = self.lm.run(probe_record, self.model, probe), self.lm.weights()
+        if self.ranks.is_first:
+            write_policy(self.model, self.tokenizer, folder, weights, record)
+
     def write_checkpoint(self, folder: Path) -> None:
         """Everything the next step depends on, in safetensors and JSON."""
-        save_file({name: p.detach().contiguous() for name, p in self.parameters.items()}, folder / "model.safetensors")
         moments = {
-            f"{name}.{moment}": self.optimizer.state[parameter][moment].contiguous()
+            f"{name}.{moment}": self.optimizer.state[parameter][moment]
             for name, parameter in self.parameters.items()
             for moment in MOMENTS
             if parameter in self.optimizer.state
         }
-        save_file({**moments, "rng_state": torch.get_rng_state()}, folder / "optimizer.safetensors")
-        state = {"step": self.step, "consumed": self.consumed, "frozen_digest": self.frozen_digest}
-        (folder / "state.json").write_text(json.dumps(state) + "\n")
+        files = {
+            "model": {name: parameter.detach() for name, parameter in self.parameters.items()},
+            "optimizer": {**moments, RNG_STATE: torch.get_rng_state()},
+        }
+        write_tensors(folder, files, self.ranks)
+        if self.ranks.is_first:
+            state = {"step": self.step, "consumed": self.consumed, "frozen_digest": self.frozen_digest}
+            (folder / "state.json").write_text(json.dumps(state) + "\n")
 
     def read_checkpoint(self, folder: Path) -> None:
-        """Takes the exact state of a checkpoint. Raises StoreError where it is of another model."""
-        weights = load_file(folder / "model.safetensors", device=self.config.device)
-        if weights.keys() != self.parameters.keys():
-            odd = sorted(weights.keys() ^ self.parameters.keys())[:3]
+        """Takes the exact state of a checkpoint, by however many ranks it was written. Raises StoreError where it is of
+        another model."""
+        stored, rng_state = stored_shapes(folder), torch.get_rng_state()
+        moments = {
+            f"{name}.{moment}": (parameter, moment) for name, parameter in self.parameters.items() for moment in MOMENTS
+        }
+        expected = {name: parameter.shape for name, parameter in self.parameters.items()}
+        found = {name: shape for name, shape in stored.items() if name not in moments and name != RNG_STATE}
+        if found != expected:
+            odd = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))[:3]
             raise StoreError(f"{folder} is of another model than this run's: they differ in {', '.join(odd)}.")
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(weights[name])
+        for key, (parameter, moment) in moments.items():
+            if key in stored:
+                empty = torch.zeros((), device=self.device) if moment == "step" else torch.zeros_like(parameter)
+                self.optimizer.state[parameter][moment] = empty
+        tensors = {key: self.optimizer.state[p][moment] for key, (p, moment) in moments.items() if key in stored}
+        read_tensors(folder, {**self.parameters, **tensors, RNG_STATE: rng_state}, self.ranks)
+        torch.set_rng_state(rng_state)
         self.update_model()
-        moments = load_file(folder / "optimizer.safetensors")
-        torch.set_rng_state(moments.pop("rng_state"))
-        for key, value in moments.items():
-            name, _, moment = key.rpartition(".")
-            self.optimizer.state[self.parameters[name]][moment] = value.to(self.config.device)
         state = json.loads((folder / "state.json").read_text())
         if state.get("frozen_digest") != self.frozen_digest:
             raise StoreError(
@@ -183,6 +225,12 @@ class Trainer:
                 f"{self.recipe.model.name_or_path!r} holds now. Restore that model."
             )
         self.step, self.consumed = state["step"], state["consumed"]
+
+
+def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+    """Scales gradients down to this norm, of all of them together and over all ranks; returns what it was."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def chooses_attention(recipe: Recipe, model: PreTrainedModel) -> bool:

@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "trainer.gradient_checkpointing",
     "trainer.torch_compile",
     "trainer.device",
+    "trainer.num_ranks",
     "trainer.num_threads",
     "trainer.save_",
     "trainer.on_collapse",

@@ -372,7 +372,10 @@ class TrainerConfig(Section):
         description="Fuse norms, feed-forward parts, attention's scores, the head's logits: faster, once compiled.",
     )
     device: Device = Field("cpu", description="`cpu`, `cuda` or `cuda:<index>`.")
-    num_threads: Count = Field(1, description="CPU threads of the trainer.")
+    num_ranks: Count = Field(
+        1, description="Processes that weights, optimizer and work are shared out to, each with a device of its own."
+    )
+    num_threads: Count = Field(1, description="CPU threads of each of the trainer's processes.")
     save_steps: Count | None = Field(
         None, description="Also save a checkpoint every so many steps, besides the one at each weight sync."
     )
@@ -544,6 +547,22 @@ class Recipe(BaseSettings):
             raise ValueError(
                 "selection needs problems of its own to choose by: name them as task.validation_dataset, or leave the "
                 "section out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Recipe:
+        if self.trainer.num_ranks == 1:
+            return self
+        of_ranks = f"trainer.num_ranks = {self.trainer.num_ranks}"
+        if self.launch.kind == "inline":
+            raise ValueError(
+                f"{of_ranks}: launch.kind = 'inline' is one process. Set launch.kind = 'processes', or num_ranks = 1"
+            )
+        if ":" in self.trainer.device:
+            raise ValueError(
+                f"trainer.device = {self.trainer.device!r} is one device, and {of_ranks} take one each. Give 'cuda', "
+                f"and set CUDA_VISIBLE_DEVICES if they are not to be the first ones"
             )
         return self
 
