@@ -116,6 +116,21 @@ def test_a_row_beyond_the_budget_is_told_in_pieces(write_recipe):
     assert piece.activations < whole.activations
 
 
+def test_ranks_are_told_to_hold_a_share_of_all_but_what_is_whole_for_a_while(write_recipe):
+    """Of a tied model: embeddings and last norm, and two layers, each of which are gathered, with their gradients."""
+    alone, shared = (
+        load_recipe(write_recipe(trainer={"num_ranks": count}, launch={"kind": "processes"})) for count in (1, 4)
+    )
+    facts = facts_of(shared)
+    all_of_it, share = trainer_bytes(alone, facts), trainer_bytes(shared, facts)
+    for name in ("gradients, float32", "AdamW's two moments, float32"):
+        assert share[name] == all_of_it[name] // 4
+    assert share["weights that are trained, float32"] == all_of_it["weights, float32"] // 4
+    (whole,) = (size for name, size in share.items() if name.startswith("whole for a while"))
+    assert whole == 2 * 4 * facts.num_parameters  # this one has two layers alone
+    assert "memory of each of the trainer's 4 ranks:" in estimate(shared)
+
+
 def test_checkpointing_is_told_to_take_less(write_recipe):
     plain, checkpointed = (
         facts_of(load_recipe(write_recipe(trainer={"gradient_checkpointing": on}))) for on in (False, True)

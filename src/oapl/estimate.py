@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oapl.causal_lm import has_plain_cache
 from oapl.config import Recipe
@@ -38,6 +39,8 @@ class Facts:
     num_added: int
     """LoRA's."""
     num_trained: int
+    num_whole: int
+    """Of two layers, one that computes and the next, and of what belongs to none: what a rank gathers."""
     rows: int
     """B, as many completions of full length as the budget of tokens holds, prompts left out."""
     tokens: int
@@ -60,7 +63,7 @@ def estimate(recipe: Recipe) -> list[str]:
     return [
         *lines,
         f"model: {facts.kind}, {total:,} parameters, {facts.num_trained:,} trained",
-        *table("trainer's memory", trainer_bytes(recipe, facts), has_sum=True),
+        *table(memory_title(recipe), trainer_bytes(recipe, facts), has_sum=True),
         *table(f"sampler's memory{of_each(recipe)}", sampler_bytes(recipe, facts), has_sum=True),
         *table("disk", disk_bytes(recipe, facts), has_sum=False),
     ]
@@ -116,20 +119,37 @@ def count_lines(recipe: Recipe) -> list[str]:
 # What it is sampled and trained with
 
 
+def memory_title(recipe: Recipe) -> str:
+    count = recipe.trainer.num_ranks
+    return "trainer's memory" if count == 1 else f"memory of each of the trainer's {count} ranks"
+
+
 def trainer_bytes(recipe: Recipe, facts: Facts) -> dict[str, int]:
     """`load_model`, `compute_in_bfloat16`, AdamW: what is trained is in float32, as are its gradient and two moments;
-    with bf16 there is a bfloat16 copy of everything besides, and what is not trained has that alone."""
+    with bf16 there is a bfloat16 copy of everything besides, and what is not trained has that alone. `shard`: each rank
+    has a share of all, and whole only what computes."""
     total = facts.num_parameters + facts.num_added
-    bf16, size = recipe.trainer.bf16, policy_itemsize(recipe)
-    parts = {f"weights, {'bfloat16' if bf16 else 'float32'}": total * size}
-    if bf16:
-        parts["weights that are trained, float32"] = facts.num_trained * FLOAT32
+    bf16, size, count = recipe.trainer.bf16, policy_itemsize(recipe), recipe.trainer.num_ranks
+    kind = "bfloat16" if bf16 else "float32"
+    if count == 1:
+        parts = {f"weights, {kind}": total * size}
+        if bf16:
+            parts["weights that are trained, float32"] = facts.num_trained * FLOAT32
+    else:
+        parts = {
+            f"whole for a while: weights and gradients of two layers, embeddings and head, {kind}": (
+                2 * facts.num_whole * size
+            ),
+            "weights that are trained, float32": facts.num_trained * FLOAT32 // count,
+        }
+        if total > facts.num_trained:
+            parts[f"weights that are not, {kind}"] = (total - facts.num_trained) * size // count
     parts |= {
-        "gradients, float32": facts.num_trained * FLOAT32,
-        "AdamW's two moments, float32": 2 * facts.num_trained * FLOAT32,
+        "gradients, float32": facts.num_trained * FLOAT32 // count,
+        "AdamW's two moments, float32": 2 * facts.num_trained * FLOAT32 // count,
     }
     if recipe.recomputes_anchor:
-        parts["frozen copy of the sampler's policy"] = facts.num_parameters * size
+        parts["frozen copy of the sampler's policy"] = facts.num_parameters * size // count
     parts[f"activations and head, {facts.rows:,} x {facts.tokens:,} tokens"] = facts.activations
     return parts
 
@@ -187,11 +207,23 @@ def facts_of(recipe: Recipe) -> Facts:
         num_parameters=num_parameters,
         num_added=num_trained if recipe.model.use_peft else 0,
         num_trained=num_trained,
+        num_whole=num_whole(model),
         rows=rows,
         tokens=tokens,
         activations=activations,
         cache_numbers=cache_numbers,
     )
+
+
+def num_whole(model: PreTrainedModel) -> int:
+    """See `Facts.num_whole`."""
+    of_layers: list[int] = [
+        sum(parameter.numel() for parameter in layer.parameters())
+        for layer in model.modules()
+        if isinstance(layer, GradientCheckpointingLayer)
+    ]
+    outside: int = sum(parameter.numel() for parameter in model.parameters()) - sum(of_layers)
+    return outside + 2 * max(of_layers, default=0)
 
 
 def config_of(name_or_path: str) -> PreTrainedConfig:
@@ -207,9 +239,10 @@ def config_of(name_or_path: str) -> PreTrainedConfig:
 def micro_batch(recipe: Recipe, model: PreTrainedModel) -> tuple[int, int]:
     """B and T of the largest micro-batch (`oapl.batching`), or 1 and the tokens of a piece (`oapl.pieces`)."""
     length, budget = recipe.sampling.max_completion_length, recipe.trainer.max_tokens_per_microbatch
-    if length > budget and has_plain_cache(model) and not recipe.trainer.gradient_checkpointing:
+    count = recipe.trainer.num_ranks
+    if length > budget and has_plain_cache(model) and not recipe.trainer.gradient_checkpointing and count == 1:
         return 1, budget
-    of_step = recipe.trainer.prompts_per_step * recipe.sampling.num_generations
+    of_step = -(-recipe.trainer.prompts_per_step * recipe.sampling.num_generations // count)
     return max(1, min(of_step, budget // length)), length
 
 
