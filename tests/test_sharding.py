@@ -253,6 +253,19 @@ def publish(ranks: Ranks, recipe: Path, overrides: dict[str, Any], shard: Shard,
     in_folder(ranks, write, lambda write: RunFolder(run).publish_policy(1, 1, write))
 
 
+def refusal(ranks: Ranks, recipe: Path, folder: Path) -> list[str]:
+    trainer = Trainer(load_recipe(recipe), load_recipe(recipe).model.name_or_path, ranks)
+    with pytest.raises(StoreError) as caught:
+        trainer.write_checkpoint(folder)
+    return ranks.gather(str(caught.value))
+
+
+def test_what_keeps_a_rank_from_writing_is_told_on_all(recipe: Path, tmp_path: Path):
+    (tmp_path / "file").touch()
+    for message in in_ranks(2, refusal, recipe, tmp_path / "file"):
+        assert message.startswith(f"cannot write {tmp_path / 'file'}: File exists")
+
+
 PROBE = [[3, 4, 5, 6], [7, 8, 9]]
 
 

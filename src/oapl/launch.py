@@ -120,6 +120,8 @@ def train_alone(recipe: Recipe, run: RunFolder, progress: Progress) -> None:
         progress.phase("training")
         with telling(recipe, run, progress) as on_step:
             roles.train_as(ranks, recipe, run, replace(events, on_step=on_step))
+        if ranks.others_stop:
+            raise KeyboardInterrupt
 
 
 @contextmanager
