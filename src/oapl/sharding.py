@@ -170,6 +170,11 @@ def joined(place: Place | None, device: str) -> Iterator[Ranks]:
         return
     kind = device.partition(":")[0]
     if kind == "cuda":
+        if (count := torch.cuda.device_count()) <= place.local_rank:
+            raise ModelError(
+                f"trainer.device = 'cuda': rank {place.rank} needs a device of its own, and torch {torch.__version__} "
+                f"sees {count} here. Give as many ranks as there are, or trainer.device = 'cpu'."
+            )
         torch.cuda.set_device(place.local_rank)
     with missing_the_others(place):
         dist.init_process_group(
@@ -188,11 +193,11 @@ def missing_the_others(place: Place) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        words = str(error)
+        words = str(error).partition(". This is")[0]
         if isinstance(error, dist.DistError) or "gloo" in words or "Connection" in words or "peer" in words:
             raise LostRankError(
                 f"rank {place.rank} of {place.size} lost the others: one of them ended, and its own output says why. "
-                f"Run the same command again to continue. ({words.splitlines()[0]})"
+                f"Run the same command again to continue. ({words})"
             ) from error
         raise
 
