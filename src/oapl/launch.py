@@ -15,7 +15,7 @@ from rich.console import Console
 
 from oapl.config import Recipe, load_recipe, rows_of
 from oapl.crew import Crew
-from oapl.errors import StoreError
+from oapl.errors import InstallationError, StoreError
 from oapl.guard import WARNING, beta2_warning
 from oapl.opening import check_not_collapsed, check_same_run, open_run
 from oapl.paths import poll_s
@@ -48,7 +48,7 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
                 return read_json(run.summary_path)
         resumed_from = max(run.checkpoint_steps(), default=0)
         check_not_collapsed(recipe, run)
-        launch = run_inline if recipe.launch.kind == "inline" else run_processes
+        launch = LAUNCHES[recipe.launch.kind]
         with telling(recipe, run, progress) as on_step:
             launch(recipe, run, progress, replace(events, on_step=on_step))
         if events.should_stop():
@@ -304,3 +304,19 @@ def run_workers(crew: Crew, recipe: Recipe, role: str, **arguments: Any) -> None
     for worker in workers:
         crew.start(worker, role, **arguments)
     crew.wait_for(*workers)
+
+
+# A cluster
+
+
+def run_on_ray(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) -> None:
+    """See `oapl.cluster`. Raises InstallationError where Ray is missing."""
+    try:
+        from oapl.cluster import run_ray
+    except ImportError as error:
+        raise InstallationError(f"launch.kind = 'ray' needs Ray: pip install 'oapl[ray]' ({error}).") from error
+    prepare_begun(recipe, run, progress)
+    run_ray(recipe, run, progress, events)
+
+
+LAUNCHES = {"inline": run_inline, "processes": run_processes, "ray": run_on_ray}

@@ -67,7 +67,7 @@ def assist(
     events: Events,
     find_work: Callable[[Task], Iterator[tuple[RoundFolder, Round]]],
     is_over: Callable[[], bool],
-    on_wait: Callable[[bool], None],
+    on_wait: Callable[[bool], None] = lambda _: None,
 ) -> None:
     """Samples what `find_work` finds, again and again, until it `is_over` or this is told to stop; `on_wait` hears
     whether there is nothing to do."""

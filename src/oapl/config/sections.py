@@ -464,8 +464,14 @@ class EngineConfig(Section):
 
 
 class LaunchConfig(Section):
-    kind: Literal["processes", "inline"] = Field(
-        "processes", description="`processes`: sampler and trainer side by side. `inline`: in turn, bitwise repeatable."
+    kind: Literal["processes", "inline", "ray"] = Field(
+        "processes",
+        description="`processes`: samplers and trainer side by side. `inline`: in turn, bitwise repeatable. `ray`: on "
+        "a Ray cluster.",
+    )
+    ray_address: str | None = Field(
+        None,
+        description="Of the cluster; by default the one at hand (`RAY_ADDRESS`, `ray start`), else one started here.",
     )
     rounds_ahead: int = Field(
         0,

@@ -1,0 +1,241 @@
+"""The roles of a run on a Ray cluster: samplers are actors that Ray starts again, the trainer's ranks are Ray Train's.
+
+All of them share the run folder and nothing else, so that is all that has to outlive a node. What they tell goes to an
+actor on the driver's node, for one progress display; a role whose word is lost works on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.train
+import ray.train.torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from oapl.config import Recipe, load_recipe
+from oapl.errors import OaplError, WorkerError
+from oapl.processes import pause
+from oapl.progress import Progress
+from oapl.results import is_finished, unsampled
+from oapl.store import RunFolder
+from oapl.types import Events
+
+LOOK_S = 0.5
+LISTEN_S = 1.0
+STOP_PATIENCE_S = 120.0
+"""Seconds that roles may take to end well, once told to stop."""
+
+
+class Mailbox:
+    """What roles tell the driver, kept until it asks."""
+
+    def __init__(self) -> None:
+        self._letters: list[tuple[str, Any]] = []
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        self._is_stopping = True
+
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    def put(self, kind: str, value: Any) -> None:
+        self._letters.append((kind, value))
+
+    def take(self) -> list[tuple[str, Any]]:
+        letters, self._letters = self._letters, []
+        return letters
+
+
+class Post:
+    """A role's way to the mailbox, and word from it to stop. It may be gone."""
+
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox, self._stop = mailbox, threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            with suppress(ray.exceptions.RayError):
+                if ray.get(self._mailbox.is_stopping.remote()):
+                    self._stop.set()
+            self._stop.wait(LISTEN_S)
+
+    def send(self, kind: str, value: Any) -> None:
+        with suppress(ray.exceptions.RayError):
+            self._mailbox.put.remote(kind, value)
+
+    def events(self) -> Events:
+        return Events(
+            should_stop=self._stop.is_set,
+            on_step=lambda record: self.send("step", dict(record)),
+            on_shard=lambda record: self.send("shard", dict(record)),
+        )
+
+
+class SamplerActor:
+    """A sampler. Ray starts it again, on another node if need be, and calls `sample` again, until that returns."""
+
+    def __init__(self, run_dir: str, folder: str, mailbox: Any) -> None:
+        work_in(folder)
+        self._run, self._post = RunFolder(run_dir), Post(mailbox)
+
+    def sample(self) -> None:
+        from oapl import roles
+
+        run, recipe = self._run, load_recipe(self._run.config_path)
+        find_work, is_over = partial(unsampled, recipe, run), partial(is_finished, recipe, run)
+        roles.assist(recipe, run, self._post.events(), find_work, is_over)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def train_rank(settings: Mapping[str, Any]) -> None:
+    """One rank of the trainer, in a worker of Ray Train. An error that another try would meet again ends all tries."""
+    from oapl import roles
+    from oapl.sharding import Place, joined
+
+    work_in(settings["folder"])
+    run, post = RunFolder(settings["run_dir"]), Post(settings["mailbox"])
+    recipe, context = load_recipe(run.config_path), ray.train.get_context()
+    place = Place(
+        context.get_world_rank(),
+        context.get_world_size(),
+        context.get_local_rank(),
+        context.get_local_world_size(),
+        "env://",
+    )
+    try:
+        with joined(place, recipe.trainer.device) as ranks:
+            roles.train_as(ranks, recipe, run, post.events())
+    except OaplError as error:
+        post.send("error", error)
+        raise
+
+
+def work_in(folder: str) -> None:
+    """Works in the user's folder, where a recipe's files and reward functions are, if this machine has it."""
+    if Path(folder).is_dir():
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+
+
+def run_ray(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) -> None:
+    """Samplers and trainer on the cluster at hand, or on one that is started here, until the run is finished.
+
+    Raises what ended a role and would end it again, and KeyboardInterrupt when told to stop. Nodes and processes that
+    die are Ray's business: their roles are started again, and go on from what the run folder holds.
+    """
+    is_own = not ray.is_initialized()
+    if is_own:
+        ray.init(address=recipe.launch.ray_address, log_to_driver=False, logging_level=logging.WARNING)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1).remote()
+    place = {"run_dir": str(run.path.resolve()), "folder": os.getcwd()}
+    samplers = start_samplers(recipe, place, mailbox)
+    fit = Fit(recipe, {**place, "mailbox": mailbox})
+    working = [sampler.sample.remote() for sampler in samplers]
+    progress.phase("training")
+    try:
+        while not is_finished(recipe, run):
+            pass_on(mailbox, progress, events)
+            working = without_done(working)
+            fit.check()
+            if events.should_stop():
+                raise KeyboardInterrupt
+            pause(LOOK_S, events.should_stop)
+        pass_on(mailbox, progress, events)
+    except BaseException:
+        mailbox.stop.remote()
+        fit.wait()
+        if working:
+            ray.wait(working, num_returns=len(working), timeout=STOP_PATIENCE_S)
+        raise
+    finally:
+        for actor in (*samplers, mailbox):
+            ray.kill(actor)
+        if is_own:
+            ray.shutdown()
+
+
+def start_samplers(recipe: Recipe, place: Mapping[str, str], mailbox: Any) -> list[Any]:
+    engine = recipe.engine
+    num_gpus = engine.tensor_parallel_size if engine.device.startswith("cuda") else 0
+    sampler = ray.remote(SamplerActor).options(
+        num_cpus=engine.num_threads, num_gpus=num_gpus, max_restarts=-1, max_task_retries=-1
+    )
+    return [sampler.remote(**place, mailbox=mailbox) for _ in range(recipe.launch.num_samplers)]
+
+
+def pass_on(mailbox: Any, progress: Progress, events: Events) -> None:
+    """Shows what was told since. Raises an error that a role told of."""
+    try:
+        letters = ray.get(mailbox.take.remote())
+    except ray.exceptions.RayError:
+        letters = []  # its node is gone, and it comes again
+    for kind, value in letters:
+        if kind == "error":
+            raise value
+        (events.on_step if kind == "step" else events.on_shard)(value)
+    progress.refresh()
+
+
+def without_done(working: list[Any]) -> list[Any]:
+    """The samplers' calls that go on. Raises what ended one by its own doing."""
+    done, rest = ray.wait(working, num_returns=len(working), timeout=0) if working else ([], [])
+    for call in done:
+        try:
+            ray.get(call)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, OaplError) else WorkerError(f"a sampler failed: {error}") from error
+    return list(rest)
+
+
+class Fit:
+    """The trainer's ranks under Ray Train, started again all together where one is lost."""
+
+    def __init__(self, recipe: Recipe, settings: Mapping[str, Any]) -> None:
+        on_gpus = recipe.trainer.device.startswith("cuda")
+        self._error: Exception | None = None
+        self._trainer = ray.train.torch.TorchTrainer(
+            train_rank,
+            train_loop_config=dict(settings),
+            torch_config=ray.train.torch.TorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo"),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=recipe.trainer.num_ranks,
+                use_gpu=on_gpus,
+                resources_per_worker={"CPU": recipe.trainer.num_threads, **({"GPU": 1} if on_gpus else {})},
+            ),
+            run_config=ray.train.RunConfig(
+                storage_path=tempfile.mkdtemp(prefix="oapl-ray-train-"),  # nothing is reported to Ray Train
+                failure_config=ray.train.FailureConfig(max_failures=-1),
+            ),
+        )
+        self._thread = threading.Thread(target=self._fit, daemon=True)
+        self._thread.start()
+
+    def _fit(self) -> None:
+        try:
+            self._trainer.fit()
+        except Exception as error:
+            self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise WorkerError(f"the trainer failed: {self._error}") from self._error
+
+    def wait(self) -> None:
+        self._thread.join(STOP_PATIENCE_S)
