@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import threading
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -24,10 +25,11 @@ import ray.train.torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from oapl.config import Recipe, load_recipe
-from oapl.errors import OaplError, WorkerError
+from oapl.errors import ConfigError, LostRankError, OaplError, WorkerError
 from oapl.processes import pause
 from oapl.progress import Progress
 from oapl.results import is_finished, unsampled
+from oapl.sharding import backend_of
 from oapl.store import RunFolder
 from oapl.types import Events
 
@@ -61,8 +63,8 @@ class Mailbox:
 class Post:
     """A role's way to the mailbox, and word from it to stop. It may be gone."""
 
-    def __init__(self, mailbox: Any) -> None:
-        self._mailbox, self._stop = mailbox, threading.Event()
+    def __init__(self, mailbox: str) -> None:
+        self._mailbox, self._stop = ray.get_actor(mailbox), threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -87,7 +89,7 @@ class Post:
 class SamplerActor:
     """A sampler. Ray starts it again, on another node if need be, and calls `sample` again, until that returns."""
 
-    def __init__(self, run_dir: str, folder: str, mailbox: Any) -> None:
+    def __init__(self, run_dir: str, folder: str, mailbox: str) -> None:
         work_in(folder)
         self._run, self._post = RunFolder(run_dir), Post(mailbox)
 
@@ -120,8 +122,10 @@ def train_rank(settings: Mapping[str, Any]) -> None:
     try:
         with joined(place, recipe.trainer.device) as ranks:
             roles.train_as(ranks, recipe, run, post.events())
-    except OaplError as error:
-        post.send("error", error)
+    except LostRankError:
+        raise  # Ray Train starts all of them again
+    except Exception as error:
+        post.send("error", error if isinstance(error, OaplError) else WorkerError(f"the trainer failed: {error!r}"))
         raise
 
 
@@ -138,14 +142,13 @@ def run_ray(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) 
     Raises what ended a role and would end it again, and KeyboardInterrupt when told to stop. Nodes and processes that
     die are Ray's business: their roles are started again, and go on from what the run folder holds.
     """
-    is_own = not ray.is_initialized()
-    if is_own:
-        ray.init(address=recipe.launch.ray_address, log_to_driver=False, logging_level=logging.WARNING)
+    connect(recipe, progress)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1).remote()
-    place = {"run_dir": str(run.path.resolve()), "folder": os.getcwd()}
-    samplers = start_samplers(recipe, place, mailbox)
-    fit = Fit(recipe, {**place, "mailbox": mailbox})
+    name = f"oapl-{uuid.uuid4().hex}"
+    mailbox = ray.remote(Mailbox).options(name=name, num_cpus=0, scheduling_strategy=here, max_restarts=-1).remote()
+    place = {"run_dir": str(run.path.resolve()), "folder": os.getcwd(), "mailbox": name}
+    samplers = start_samplers(recipe, place)
+    fit = Fit(recipe, place)
     working = [sampler.sample.remote() for sampler in samplers]
     progress.phase("training")
     try:
@@ -166,17 +169,44 @@ def run_ray(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) 
     finally:
         for actor in (*samplers, mailbox):
             ray.kill(actor)
-        if is_own:
-            ray.shutdown()
+        ray.shutdown()
 
 
-def start_samplers(recipe: Recipe, place: Mapping[str, str], mailbox: Any) -> list[Any]:
-    engine = recipe.engine
-    num_gpus = engine.tensor_parallel_size if engine.device.startswith("cuda") else 0
+def connect(recipe: Recipe, progress: Progress) -> None:
+    """To the cluster that the recipe names or that is at hand; without one, starts one on this machine. Says so where
+    that is too small for now."""
+    quiet: Mapping[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    num_cpus, num_gpus = needs(recipe)
+    try:
+        ray.init(address=recipe.launch.ray_address or "auto", **quiet)
+    except ConnectionError as error:
+        if recipe.launch.ray_address is not None:
+            raise ConfigError(
+                f"launch.ray_address = {recipe.launch.ray_address!r}: no cluster there ({error})."
+            ) from error
+        ray.init(address="local", num_cpus=max(num_cpus, os.cpu_count() or 1), **quiet)  # shares, not cores
+    there = ray.cluster_resources()
+    if there.get("CPU", 0) < num_cpus or there.get("GPU", 0) < num_gpus:
+        has = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+        progress.note(f"the cluster has {has}, the run takes {num_cpus} and {num_gpus}: the rest waits for more nodes")
+
+
+def needs(recipe: Recipe) -> tuple[int, int]:
+    """CPUs and GPUs of all samplers and ranks."""
+    launch, engine, trainer = recipe.launch, recipe.engine, recipe.trainer
+    num_gpus = launch.num_samplers * gpus_of_sampler(recipe) + trainer.num_ranks * trainer.device.startswith("cuda")
+    return launch.num_samplers * engine.num_threads + trainer.num_ranks * trainer.num_threads, num_gpus
+
+
+def gpus_of_sampler(recipe: Recipe) -> int:
+    return recipe.engine.tensor_parallel_size if recipe.engine.device.startswith("cuda") else 0
+
+
+def start_samplers(recipe: Recipe, place: Mapping[str, str]) -> list[Any]:
     sampler = ray.remote(SamplerActor).options(
-        num_cpus=engine.num_threads, num_gpus=num_gpus, max_restarts=-1, max_task_retries=-1
+        num_cpus=recipe.engine.num_threads, num_gpus=gpus_of_sampler(recipe), max_restarts=-1, max_task_retries=-1
     )
-    return [sampler.remote(**place, mailbox=mailbox) for _ in range(recipe.launch.num_samplers)]
+    return [sampler.remote(**place) for _ in range(recipe.launch.num_samplers)]
 
 
 def pass_on(mailbox: Any, progress: Progress, events: Events) -> None:
@@ -213,7 +243,7 @@ class Fit:
         self._trainer = ray.train.torch.TorchTrainer(
             train_rank,
             train_loop_config=dict(settings),
-            torch_config=ray.train.torch.TorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo"),
+            torch_config=ray.train.torch.TorchConfig(backend=backend_of(recipe.trainer.device)),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=recipe.trainer.num_ranks,
                 use_gpu=on_gpus,

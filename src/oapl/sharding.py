@@ -176,15 +176,20 @@ def joined(place: Place | None, device: str) -> Iterator[Ranks]:
                 f"sees {count} here. Give as many ranks as there are, or trainer.device = 'cpu'."
             )
         torch.cuda.set_device(place.local_rank)
+    is_met = dist.is_initialized()  # by who started them
     with missing_the_others(place):
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
-            init_method=place.meeting,
-            rank=place.rank,
-            world_size=place.size,
-        )
+        if not is_met:
+            dist.init_process_group(
+                backend_of(device), init_method=place.meeting, rank=place.rank, world_size=place.size
+            )
         yield JoinedRanks(place, init_device_mesh(kind, (place.size,)), dist.new_group(backend="gloo", timeout=LONG))
-        dist.destroy_process_group()
+        if not is_met:
+            dist.destroy_process_group()
+
+
+def backend_of(device: str) -> str:
+    """What weights and words go over."""
+    return "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
 
 
 @contextmanager
