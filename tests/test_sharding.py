@@ -181,7 +181,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_ranks_take_the_steps_of_one_process(recipe: Path, shards: list[Shard], num_ranks: int, case: str):
     """In float32, up to the order of sums, and tell the same of them. LoRA's tensors of 2 rows leave a third rank no
     share."""
-    alone = train(ALONE, recipe, CASES[case], shards)
+    alone = in_ranks(1, train, recipe, CASES[case], shards)
     together = in_ranks(num_ranks, train, recipe, CASES[case], shards)
     assert together.start.keys() == alone.start.keys()
     assert distance(alone.start, alone.state) > 1000 * ROUNDING
