@@ -42,9 +42,9 @@ class Trainer:
         self.recipe, self.config, self.ranks = recipe, recipe.trainer, ranks
         self.device = ranks.device(self.config.device)
         torch.manual_seed(recipe.seed)
-        self.tokenizer = load_tokenizer(source)
         with ranks.turn():
             self._load(source)
+        self.tokenizer = load_tokenizer(source)
         self.keeps_states = self.lm.has_plain_cache and not self.config.gradient_checkpointing and ranks is ALONE
         """Whether keys and values may be computed once and used again."""
         self.objective = make_objective(recipe.loss)
