@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -177,6 +178,7 @@ def connect(recipe: Recipe, progress: Progress) -> None:
     that is too small for now."""
     quiet: Mapping[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     num_cpus, num_gpus = needs(recipe)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(address=recipe.launch.ray_address or "auto", **quiet)
     except ConnectionError as error:
@@ -185,6 +187,8 @@ def connect(recipe: Recipe, progress: Progress) -> None:
                 f"launch.ray_address = {recipe.launch.ray_address!r}: no cluster there ({error})."
             ) from error
         ray.init(address="local", num_cpus=max(num_cpus, os.cpu_count() or 1), **quiet)  # shares, not cores
+    for number, handler in handlers.items():  # Ray sets its own
+        signal.signal(number, handler)
     there = ray.cluster_resources()
     if there.get("CPU", 0) < num_cpus or there.get("GPU", 0) < num_gpus:
         has = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
