@@ -36,6 +36,8 @@ from oapl.types import Events
 
 LOOK_S = 0.5
 LISTEN_S = 1.0
+LAST_BREATH_S = 120.0
+"""Seconds within which the workers of a node that died end too."""
 STOP_PATIENCE_S = 120.0
 """Seconds that roles may take to end well, once told to stop."""
 
@@ -122,7 +124,7 @@ def train_rank(settings: Mapping[str, Any]) -> None:
     )
     try:
         with joined(place, recipe.trainer.device) as ranks:
-            roles.train_as(ranks, recipe, run, post.events())
+            roles.train_as(ranks, recipe, run, post.events(), patience_s=LAST_BREATH_S)
     except LostRankError:
         raise  # Ray Train starts all of them again
     except Exception as error:

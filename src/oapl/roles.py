@@ -43,14 +43,14 @@ def train(recipe: Recipe, run: RunFolder, events: Events, *, rank: int = 0, meet
         train_as(ranks, recipe, run, events)
 
 
-def train_as(ranks: Ranks, recipe: Recipe, run: RunFolder, events: Events) -> None:
-    """What this one of the trainer's ranks does."""
+def train_as(ranks: Ranks, recipe: Recipe, run: RunFolder, events: Events, patience_s: float = 5.0) -> None:
+    """What this one of the trainer's ranks does, once those of a trainer before are gone: so long it waits for them."""
     use_threads(recipe.trainer.num_threads)
     if ranks.is_first:
-        with run.lock("trainer"):
+        with run.lock("trainer", patience_s):
             run_trainer(recipe, run, events.should_stop, events.on_step, ranks=ranks)
     else:
-        with run.lock(f"trainer-{ranks.rank}"):
+        with run.lock(f"trainer-{ranks.rank}", patience_s):
             follow(recipe, run, events.should_stop, ranks)
 
 

@@ -93,9 +93,9 @@ class RunFolder:
     def pruned_path(self) -> StorePath:
         return self.path / "pruned.json"
 
-    def lock(self, role: str) -> AbstractContextManager[object]:
+    def lock(self, role: str, patience_s: float = 5.0) -> AbstractContextManager[object]:
         """Held for as long as this process plays `role` on the run. Raises StoreError where another one does."""
-        return lock(self.path / f".{role}.lock", role)
+        return lock(self.path / f".{role}.lock", role, patience_s)
 
     # Policies
 
