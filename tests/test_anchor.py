@@ -131,7 +131,9 @@ def change_logprobs(run: RunFolder, change: Callable[[np.ndarray], np.ndarray]) 
             replace(group, completions=tuple(replace(c, logprobs=change(c.logprobs)) for c in group.completions))
             for group in shard.groups
         )
-        folder.write_shard(round, number, Shard(groups, (), 1.0, 0.0, 0.0))
+        folder.set_shard_aside(number)
+        assert folder.write_shard(round, number, Shard(groups, (), 1.0, 0.0, 0.0))
+    folder.seal(round)
     folder.seal(round)
 
 

@@ -309,7 +309,7 @@ def test_a_recipe_in_another_encoding_is_told(tmp_path: Path):
         (["--loss.epsilon", "0.3"], "--loss.epsilon is a setting of another loss.kind than 'oapl'."),
         (["--loss.kind", "grpo", "--loss.beta2", "1"], "--loss.beta2 is a setting of another loss.kind than 'grpo'."),
         (["--loss", "3"], "--loss = 3: input should be a valid dictionary"),
-        (["--launch.kind", "ray"], "--launch.kind = 'ray': input should be 'processes' or 'inline'"),
+        (["--launch.kind", "slurm"], "--launch.kind = 'slurm': input should be 'processes', 'inline' or 'ray'"),
     ],
 )
 def test_a_mistaken_option_is_named_and_ends_with_code_2(
