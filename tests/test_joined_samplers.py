@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from oapl.cli import main
+from oapl.config import dump_recipe, load_recipe
 from oapl.store import RunFolder
-from oapl.store.files import read_json
+from oapl.store.files import read_json, write_bytes
 from test_death import assert_complete, sealed_groups
 
 LEASE_S = 3.0
@@ -142,11 +143,35 @@ def test_samplers_join_those_of_the_run(write_recipe, tmp_path: Path, processes:
     assert_complete(run, 24, 8)
 
 
-def test_a_joined_sampler_may_not_change_the_run(write_recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("setting", ["sampling.temperature 0.5", "trainer.num_steps 24"])
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_joined_sampler_may_not_change_the_run(
+    write_recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, has_begun: bool
+):
+    run, recipe = RunFolder(tmp_path / "run"), write_recipe()
+    if has_begun:
+        assert main(["sample", str(recipe), "--run_dir", str(run.path)]) == 0
+    else:
+        write_bytes(run.config_path, dump_recipe(load_recipe(recipe)).encode())
+    name, value = setting.split()
+    assert main(["sample", "--run_dir", str(run.path), f"--{name}", value]) == 2
+    assert f"leave out {name}" in capsys.readouterr().err
+
+
+def test_a_sampler_that_stays_samples_for_the_run_when_that_is_continued_for_longer(
+    write_recipe, tmp_path: Path, processes: Processes
+):
+    """It waits at the end of the first 8 steps, whose evaluation is not asked for before the run has other settings."""
     run = RunFolder(tmp_path / "run")
-    assert main(["sample", str(write_recipe()), "--run_dir", str(run.path)]) == 0
-    assert main(["sample", "--run_dir", str(run.path), "--sampling.temperature", "0.5"]) == 2
-    assert "sampling.temperature" in capsys.readouterr().err
+    launch = {"kind": "processes", "num_samplers": 0}
+    short = write_recipe(trainer={**ROUND, "num_steps": 8}, launch=launch)
+    write_bytes(run.config_path, dump_recipe(load_recipe(short)).encode())
+    sampler = processes.start("sample", "--run_dir", run.path)
+    wait_for(lambda: "waiting for the next policy" in processes.output_of(sampler), sampler)
+    trainer = processes.start("train", write_recipe(trainer=ROUND, launch=launch), "--run_dir", run.path)
+    assert processes.end(trainer) == 0, processes.output_of(trainer)
+    assert processes.end(sampler) == 0, processes.output_of(sampler)
+    assert_complete(run, 24, 8)
 
 
 def test_a_sampler_is_told_which_run(capsys: pytest.CaptureFixture[str]):

@@ -160,6 +160,18 @@ def test_many_samplers_that_store_one_shard_at_once_leave_one_whole(tmp_path: Pa
         assert list(folder.path.glob("*.parquet")) == [folder.parquet_path(0)]
 
 
+def test_a_late_draft_of_a_round_that_was_moved_aside_is_none_of_the_new_one(tmp_path: Path):
+    """Else its samples would be graded, and stored as the new policy's."""
+    old, new = (
+        make_round(4, policy, num_shards=2, prompts_per_shard=1) for policy in (POLICY, PolicyRef(4, 200, "cd"))
+    )
+    folder, shard = RoundFolder(tmp_path), make_shard([make_group(0, [1.0, 0.0])])
+    folder.open(new)
+    folder.write_draft(old, 0, shard.without_verdicts())
+    assert folder.read_drafts(new) == {}
+    assert list(folder.read_drafts(old)) == [0]
+
+
 def test_a_late_shard_of_a_round_that_was_moved_aside_does_not_count_for_the_new_one(tmp_path: Path):
     old, new = (
         make_round(4, policy, num_shards=2, prompts_per_shard=1) for policy in (POLICY, PolicyRef(4, 200, "cd"))

@@ -47,7 +47,7 @@ def test_another_grader_s_verdicts_are_taken_back_and_what_was_sampled_is_kept(t
     assert not folder.is_sealed()
     assert folder.stored_shards() == []
     assert folder.load() == asked
-    assert [group.position for first in range(3) for group in folder.read_drafts()[first].sampled] == [0, 1, 2]
+    assert [group.position for first in range(3) for group in folder.read_drafts(round)[first].sampled] == [0, 1, 2]
     lost = before - contents(tmp_path)
     assert lost == Counter([json_bytes(asdict(round))])  # the description alone is written anew
     assert folder.prepare(asked) is None
@@ -119,7 +119,11 @@ def test_a_kill_while_verdicts_are_taken_back_loses_nothing(tmp_path: Path, monk
         monkeypatch.setattr("oapl.store.rounds.move_aside", aside)
         folder.prepare(asked)
         assert folder.stored_shards() == []
-        assert sorted(position for draft in folder.read_drafts().values() for position in draft.positions) == [0, 1, 2]
+        assert sorted(position for draft in folder.read_drafts(round).values() for position in draft.positions) == [
+            0,
+            1,
+            2,
+        ]
 
 
 def half_adopted(path: Path) -> tuple[RoundFolder, Round]:

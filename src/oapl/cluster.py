@@ -38,6 +38,8 @@ LOOK_S = 0.5
 LISTEN_S = 1.0
 LAST_BREATH_S = 120.0
 """Seconds within which the workers of a node that died end too."""
+MAX_STARTS = 5
+"""Times that roles may start without a step or a shard between."""
 STOP_PATIENCE_S = 120.0
 """Seconds that roles may take to end well, once told to stop."""
 
@@ -99,6 +101,7 @@ class SamplerActor:
     def sample(self) -> None:
         from oapl import roles
 
+        self._post.send("start", "a sampler")
         run, recipe = self._run, load_recipe(self._run.config_path)
         find_work, is_over = partial(unsampled, recipe, run), partial(is_finished, recipe, run)
         roles.assist(recipe, run, self._post.events(), find_work, is_over)
@@ -112,17 +115,19 @@ def train_rank(settings: Mapping[str, Any]) -> None:
     from oapl import roles
     from oapl.sharding import Place, joined
 
-    work_in(settings["folder"])
-    run, post = RunFolder(settings["run_dir"]), Post(settings["mailbox"])
-    recipe, context = load_recipe(run.config_path), ray.train.get_context()
-    place = Place(
-        context.get_world_rank(),
-        context.get_world_size(),
-        context.get_local_rank(),
-        context.get_local_world_size(),
-        "env://",
-    )
+    post = Post(settings["mailbox"])
     try:
+        work_in(settings["folder"])
+        run, context = RunFolder(settings["run_dir"]), ray.train.get_context()
+        recipe = load_recipe(run.config_path)
+        post.send("start", f"rank {context.get_world_rank()}")
+        place = Place(
+            context.get_world_rank(),
+            context.get_world_size(),
+            context.get_local_rank(),
+            context.get_local_world_size(),
+            "env://",
+        )
         with joined(place, recipe.trainer.device) as ranks:
             roles.train_as(ranks, recipe, run, post.events(), patience_s=LAST_BREATH_S)
     except LostRankError:
@@ -150,19 +155,20 @@ def run_ray(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) 
     name = f"oapl-{uuid.uuid4().hex}"
     mailbox = ray.remote(Mailbox).options(name=name, num_cpus=0, scheduling_strategy=here, max_restarts=-1).remote()
     place = {"run_dir": str(run.path.resolve()), "folder": os.getcwd(), "mailbox": name}
+    inbox = Inbox(mailbox, progress, events, recipe.launch.num_samplers + recipe.trainer.num_ranks)
     samplers = start_samplers(recipe, place)
     fit = Fit(recipe, place)
     working = [sampler.sample.remote() for sampler in samplers]
     progress.phase("training")
     try:
         while not is_finished(recipe, run):
-            pass_on(mailbox, progress, events)
+            inbox.read()
             working = without_done(working)
             fit.check()
             if events.should_stop():
                 raise KeyboardInterrupt
             pause(LOOK_S, events.should_stop)
-        pass_on(mailbox, progress, events)
+        inbox.read()
     except BaseException:
         mailbox.stop.remote()
         fit.wait()
@@ -215,17 +221,38 @@ def start_samplers(recipe: Recipe, place: Mapping[str, str]) -> list[Any]:
     return [sampler.remote(**place) for _ in range(recipe.launch.num_samplers)]
 
 
-def pass_on(mailbox: Any, progress: Progress, events: Events) -> None:
-    """Shows what was told since. Raises an error that a role told of."""
-    try:
-        letters = ray.get(mailbox.take.remote())
-    except ray.exceptions.RayError:
-        letters = []  # its node is gone, and it comes again
-    for kind, value in letters:
-        if kind == "error":
-            raise value
-        (events.on_step if kind == "step" else events.on_shard)(value)
-    progress.refresh()
+class Inbox:
+    """The mailbox as the driver reads it, which ends a run whose roles start again and again and get nowhere."""
+
+    def __init__(self, mailbox: Any, progress: Progress, events: Events, num_roles: int) -> None:
+        self._mailbox, self._progress, self._events = mailbox, progress, events
+        self._num_roles, self._starts = num_roles, 0
+
+    def read(self) -> None:
+        """Shows what was told since. Raises an error that a role told of."""
+        try:
+            letters = ray.get(self._mailbox.take.remote())
+        except ray.exceptions.RayError:
+            letters = []  # its node is gone, and it comes again
+        for kind, value in letters:
+            if kind == "error":
+                raise value
+            if kind == "start":
+                self._count(value)
+            else:
+                self._starts = 0
+                (self._events.on_step if kind == "step" else self._events.on_shard)(value)
+        self._progress.refresh()
+
+    def _count(self, who: str) -> None:
+        self._starts += 1
+        if self._starts > self._num_roles:
+            self._progress.note(f"{who} was started again")
+        if self._starts > MAX_STARTS * self._num_roles:
+            raise WorkerError(
+                f"the run's {self._num_roles} roles were started {self._starts} times without a step or shard between. "
+                f"Ray's dashboard, or the logs of its workers, say why they end."
+            )
 
 
 def without_done(working: list[Any]) -> list[Any]:

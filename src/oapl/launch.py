@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.console import Console
 
-from oapl.config import Recipe, load_recipe, rows_of
+from oapl.config import Recipe, all_differences, load_recipe, rows_of
 from oapl.crew import Crew
-from oapl.errors import InstallationError, StoreError
+from oapl.errors import ConfigError, InstallationError, StoreError
 from oapl.guard import WARNING, beta2_warning
 from oapl.opening import check_not_collapsed, check_same_run, open_run
 from oapl.paths import poll_s
@@ -24,10 +24,13 @@ from oapl.processes import stop_on_signal, wait_until
 from oapl.progress import Progress
 from oapl.results import finish, is_finished, reported, unsampled, unvalidated
 from oapl.store import RoundFolder, RunFolder
-from oapl.store.files import read_json
+from oapl.store.files import move_aside, read_json
 from oapl.tasks import Task, make_task
 from oapl.tracking import make_trackers
 from oapl.types import Events, PolicyRef, Round
+
+OF_A_MACHINE = ("engine.", "launch.lease_s", "task.num_workers", "task.reward_timeout_s")
+"""Settings that a sampler may have other than its run."""
 
 
 def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -77,8 +80,9 @@ def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> st
     """Samples for a run that is trained elsewhere what waits and is in no other sampler's hands, from base to final
     evaluation. Returns how the run ended.
 
-    `overrides`: of the run's settings, those that suit this machine. Raises KeyboardInterrupt when told to stop, once
-    what is at hand is stored, and ConfigError where a setting would change the run.
+    `overrides`: of the run's settings, those that suit this machine. The run may be continued with others of its own
+    meanwhile. Raises KeyboardInterrupt when told to stop, once what is at hand is stored, and ConfigError where an
+    override would change the run.
     """
     from oapl import roles
 
@@ -86,22 +90,43 @@ def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> st
         if not run.config_path.exists():
             console.print(f"waiting until {run.path} is opened by `oapl train` …", markup=False, highlight=False)
             wait_until(run.config_path.exists, stop.is_set, poll_s(run.path))
-    recipe, is_waiting = load_recipe(run.config_path, overrides), False
-    check_same_run(recipe, run)
+    while True:
+        settings = run.config_path.read_bytes()
+        recipe, is_waiting = load_recipe(run.config_path, overrides), False
+        check_of_a_machine(load_recipe(run.config_path), recipe)
 
-    def on_wait(nothing_to_do: bool) -> None:
-        nonlocal is_waiting
-        if nothing_to_do != is_waiting:
-            is_waiting = nothing_to_do
-            progress.phase("waiting for the next policy" if is_waiting else "sampling")
+        def on_wait(nothing_to_do: bool) -> None:
+            nonlocal is_waiting
+            if nothing_to_do != is_waiting:
+                is_waiting = nothing_to_do
+                progress.phase("waiting for the next policy" if is_waiting else "sampling")
 
-    def is_over() -> bool:
-        return run.collapse_path.exists() or (run.summary_path.exists() and is_finished(recipe, run))
+        def is_over() -> bool:
+            return how_ended(recipe, run) is not None or run.config_path.read_bytes() != settings  # noqa: B023
 
-    with Progress(recipe, console) as progress, stoppable(progress) as events:
-        progress.phase("sampling")
-        roles.assist(recipe, run, events, partial(unsampled, recipe, run), is_over, on_wait)
-    return "was stopped by its guard" if run.collapse_path.exists() else "is finished"
+        with Progress(recipe, console) as progress, stoppable(progress) as events:
+            progress.phase("sampling")
+            roles.assist(recipe, run, events, partial(unsampled, recipe, run), is_over, on_wait)
+        if (how := how_ended(recipe, run)) is not None:
+            return how
+
+
+def how_ended(recipe: Recipe, run: RunFolder) -> str | None:
+    """None while there is work, or will be."""
+    if run.collapse_path.exists():
+        return "was stopped by its guard"
+    is_over = run.is_pruned() or (run.summary_path.exists() and is_finished(recipe, run))
+    return "is finished" if is_over else None
+
+
+def check_of_a_machine(of_run: Recipe, here: Recipe) -> None:
+    """Raises ConfigError where a sampler that joins has other settings than those of its machine."""
+    changed = [text for key, text in all_differences(of_run, here).items() if not key.startswith(OF_A_MACHINE)]
+    if changed:
+        raise ConfigError(
+            f"a sampler that joins a run takes its settings, but for {', '.join(OF_A_MACHINE)}; leave out "
+            f"{'; '.join(changed)}."
+        )
 
 
 def train_alone(recipe: Recipe, run: RunFolder, progress: Progress) -> None:
@@ -177,13 +202,16 @@ def prepare_validations(recipe: Recipe, run: RunFolder, progress: Progress) -> N
 
 
 def prepare_begun(recipe: Recipe, run: RunFolder, progress: Progress) -> None:
-    """Readies all that a run scores, for samplers that then do all of it."""
+    """Readies all that a run scores, for samplers that then do all of it: what is of weights that are not there, and
+    may be made otherwise than before, is moved aside."""
     prepare_validations(recipe, run, progress)
-    scored = [(run.evaluation(0), run.policy(0))]
-    if not unvalidated(recipe, run):
-        folder, find = reported(recipe, run)
-        scored.append((folder, find()))
-    prepare(recipe, plan_evaluation, scored, progress)
+    evaluated = [(run.evaluation(version), run.policy(version)) for version in (0, recipe.trainer.num_rounds)]
+    chosen = [(run.selected(step), run.snapshot(step)) for step in recipe.snapshot_steps]
+    prepare(recipe, plan_evaluation, (*evaluated, *chosen), progress)
+    validated = [(run.validation(step), run.snapshot(step)) for step in recipe.snapshot_steps]
+    for folder, policy in (*evaluated, *chosen, *validated):
+        if policy is None and folder.is_begun():
+            progress.note(f"{folder.path} is of weights that are gone; moved to {move_aside(folder.path).name}")
 
 
 def prepare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -12,9 +13,12 @@ import numpy as np
 
 from oapl.config import Recipe
 from oapl.errors import TaskError
+from oapl.store import RoundFolder
 from oapl.tasks import Task
 from oapl.types import PolicyRef, Prompt, Round, SamplingParams, Split
 
+Work = tuple[RoundFolder, PolicyRef, Callable[..., Round]]
+"""A round to be sampled, its policy, and what plans it when given the `task`."""
 SEED_STRIDE = 10**7
 """Endless tasks: run seed s trains on the problems from index s * SEED_STRIDE on."""
 

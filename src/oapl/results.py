@@ -11,13 +11,12 @@ from oapl.config import Recipe
 from oapl.errors import TaskError
 from oapl.evaluation import best_step, read_scores
 from oapl.guard import first_sign
-from oapl.plan import plan_evaluation, plan_round, plan_validation
+from oapl.plan import Work, plan_evaluation, plan_round, plan_validation
 from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, Unscored
 from oapl.store.files import SEAL, write_json
 from oapl.store.run import num_sampled
-from oapl.tasks import Task
-from oapl.types import PolicyRef, Round
+from oapl.types import PolicyRef
 
 CHOICES: dict[tuple[bytes, ...], Choice] = {}
 """Those made already, by the task and the seals of the validations, which hold the digests of all their shards."""
@@ -86,7 +85,7 @@ def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], 
     return run.selected(step), partial(run.snapshot, step)
 
 
-def unsampled(recipe: Recipe, run: RunFolder, task: Task) -> Iterator[tuple[RoundFolder, Round]]:
+def unsampled(recipe: Recipe, run: RunFolder) -> Iterator[Work]:
     """What of a run can be sampled now and is not complete: rounds first, for which the trainer waits."""
     trained = max(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps
     for index in range(trained, recipe.trainer.num_rounds):
@@ -94,17 +93,17 @@ def unsampled(recipe: Recipe, run: RunFolder, task: Task) -> Iterator[tuple[Roun
         if policy is None:
             break
         if not (folder.is_sealed() and folder.is_of(policy)):
-            yield folder, plan_round(recipe, task, policy, index)
+            yield folder, policy, partial(plan_round, recipe, policy=policy, index=index)
     if recipe.evaluation.eval_on_start and (policy := run.policy(0)) is not None and not run.is_evaluated(0):
-        yield run.evaluation(0), plan_evaluation(recipe, task, policy)
+        yield run.evaluation(0), policy, partial(plan_evaluation, recipe, policy=policy)
     waiting = unvalidated(recipe, run)
     for step in waiting:
         if (policy := run.snapshot(step)) is not None:
-            yield run.validation(step), plan_validation(recipe, task, policy)
+            yield run.validation(step), policy, partial(plan_validation, recipe, policy=policy)
     if not waiting:
         folder, find = reported(recipe, run)
         if (policy := find()) is not None and not folder.is_complete_of(policy):
-            yield folder, plan_evaluation(recipe, task, policy)
+            yield folder, policy, partial(plan_evaluation, recipe, policy=policy)
 
 
 def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:

@@ -16,18 +16,19 @@ from oapl.config import Recipe
 from oapl.errors import StoreError
 from oapl.judging import Judge, grade_again
 from oapl.model import resolve
-from oapl.paths import poll_s
-from oapl.plan import plan_evaluation, plan_round, plan_validation
+from oapl.paths import StorePath, poll_s
+from oapl.plan import Work, plan_evaluation, plan_round, plan_validation
 from oapl.processes import pause, wait_until
 from oapl.sampler import Sampler, run_sampler
 from oapl.sharding import Place, Ranks, joined
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
 from oapl.store.run import joint_digest
-from oapl.tasks import Task, make_task
+from oapl.tasks import make_task
 from oapl.train_loop import follow, run_trainer
 from oapl.types import Events, PolicyRef, Round
 
+IDLE_S = 0.2
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 """Those of the first kind that a model's folder has are its weights."""
 
@@ -65,7 +66,7 @@ def assist(
     recipe: Recipe,
     run: RunFolder,
     events: Events,
-    find_work: Callable[[Task], Iterator[tuple[RoundFolder, Round]]],
+    find_work: Callable[[], Iterator[Work]],
     is_over: Callable[[], bool],
     on_wait: Callable[[bool], None] = lambda _: None,
 ) -> None:
@@ -73,14 +74,18 @@ def assist(
     whether there is nothing to do."""
     use_threads(recipe.engine.num_threads)
     with closing(Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)) as sampler:
+        plans: dict[tuple[StorePath, PolicyRef], Round] = {}
         while not events.should_stop() and not is_over():
             before = sampler.num_stored
-            for folder, round in find_work(sampler.task):
-                sampler.work_on(folder, round)
+            for folder, policy, plan in find_work():
+                key = (folder.path, policy)
+                if key not in plans:
+                    plans[key] = plan(task=sampler.task)
+                sampler.work_on(folder, plans[key])
                 if events.should_stop():
                     return
             on_wait(sampler.num_stored == before)
-            pause(poll_s(run.path), events.should_stop)
+            pause(max(IDLE_S, poll_s(run.path)), events.should_stop)
 
 
 def evaluate(

@@ -153,7 +153,7 @@ class Sampler:
             if (lease := leases.take(f"block-{block.start:05d}")) is None:
                 continue
             held.enter_context(lease)
-            drafts = folder.read_drafts()
+            drafts = folder.read_drafts(round)
             yield from self.make_shards(folder, round, block, drafts, patience)
             remove_stored(folder, round, drafts)
             if not missing_shards(folder, block):

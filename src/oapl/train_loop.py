@@ -211,6 +211,7 @@ def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: 
             f"model.name_or_path of a new run_dir"
         )
     advice = f"{start}, with {', or '.join(changes)}; or set trainer.on_collapse = 'warn' and run the same command."
+    run.sync_metrics()
     write_json(
         run.collapse_path,
         {"step": record["step"], "reason": reason, "best_policy": best_policy, "advice": advice},

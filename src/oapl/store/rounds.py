@@ -185,13 +185,15 @@ class RoundFolder:
         shard = Shard((), (*waiting, *draft.unsampled), draft.sampling_s, 0.0, draft.mismatch)
         self._write("draft", first, round, shard)
 
-    def read_drafts(self) -> dict[int, Draft]:
-        """All drafts that are whole, by the shard they begin with. A damaged one is as good as none."""
+    def read_drafts(self, round: Round) -> dict[int, Draft]:
+        """All drafts that are whole, by the shard they begin with. A damaged one is as good as none, and so is one of
+        other weights, whose sampler was late for a round that was moved aside."""
         drafts = {}
         for seal in self.path.glob("draft-?????.json"):
             with suppress(StoreError):
-                first = int(seal.stem.removeprefix("draft-"))
-                drafts[first] = read_shard(seal).without_verdicts()
+                if is_of_policy(round, read_json(seal)):
+                    first = int(seal.stem.removeprefix("draft-"))
+                    drafts[first] = read_shard(seal).without_verdicts()
         return drafts
 
     def remove_draft(self, first: int) -> None:
@@ -241,7 +243,7 @@ class RoundFolder:
 
     def take_verdicts_back(self, round: Round) -> None:
         """Makes drafts of the shards that are stored, to be graded as `round` says, and moves the shards aside."""
-        covered = set().union(*(draft.positions for draft in self.read_drafts().values()))
+        covered = set().union(*(draft.positions for draft in self.read_drafts(round).values()))
         for number in self.stored_shards():
             if self.set_damaged_shard_aside(number) is not None:
                 continue
@@ -362,7 +364,7 @@ class RoundFolder:
         of earlier versions do not say."""
         seal = self.shard_seal(number)
         is_judged = not round.problems or is_judged_as(round, seal)
-        return bool(seal.get("policy", round.policy.digest) == round.policy.digest) and is_judged
+        return is_of_policy(round, seal) and is_judged
 
     def seal(self, round: Round) -> None:
         """Declares the round complete. Every shard must be in."""
@@ -392,6 +394,11 @@ class RoundFolder:
             return len(self.stored_shards()) == self.load().num_shards
         except StoreError:
             return False
+
+
+def is_of_policy(round: Round, facts: Mapping[str, Any]) -> bool:
+    """Whether a seal is of the round's policy; those of earlier versions do not say."""
+    return bool(facts.get("policy", round.policy.digest) == round.policy.digest)
 
 
 def is_judged_as(round: Round, facts: Mapping[str, Any]) -> bool:
