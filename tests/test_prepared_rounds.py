@@ -119,11 +119,8 @@ def test_a_kill_while_verdicts_are_taken_back_loses_nothing(tmp_path: Path, monk
         monkeypatch.setattr("oapl.store.rounds.move_aside", aside)
         folder.prepare(asked)
         assert folder.stored_shards() == []
-        assert sorted(position for draft in folder.read_drafts(round).values() for position in draft.positions) == [
-            0,
-            1,
-            2,
-        ]
+        drafts = folder.read_drafts(round).values()
+        assert sorted(position for draft in drafts for position in draft.positions) == [0, 1, 2]
 
 
 def half_adopted(path: Path) -> tuple[RoundFolder, Round]:
