@@ -63,7 +63,7 @@ def read_toml(path: StorePath, what: str) -> tuple[dict[str, Any], str]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"{path}: the {what} cannot be read ({error.strerror}). Give the path of a TOML file."
+            f"{path}: the {what} cannot be read ({error.strerror or error}). Give the path of a TOML file."
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML, which is UTF-8: {error}.") from error
