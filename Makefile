@@ -4,7 +4,7 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints-cpu.txt --editabl
 
 STUDIES := tuning lag map_short map_long variants offline passk
 
-.PHONY: quickstart miniatures vllm test test-slow lint docs study clean
+.PHONY: quickstart miniatures vllm test test-slow test-ray lint docs study clean
 
 quickstart: .venv/installed  ## train the countdown recipe and show what it learned
 	$(BIN)/oapl train recipes/countdown.toml --run_dir runs/quickstart
@@ -20,6 +20,10 @@ test: .venv/installed-dev  ## the tests that gate every change, by file on two c
 
 test-slow: .venv/installed-dev  ## the long proofs: 60 kills, the shipped model, the quickstart, with runs/smollm2 the miniatures
 	$(BIN)/pytest -m slow
+
+test-ray: .venv/installed-dev  ## runs on a Ray cluster of three nodes on this machine, with parts of it killed
+	$(INSTALL) ".[dev,ray]"
+	$(BIN)/pytest -m slow tests/test_ray.py
 
 lint: .venv/installed-dev  ## style, types, layers
 	$(BIN)/ruff check .

@@ -236,6 +236,7 @@ def test_a_run_in_a_store_is_bitwise_the_run_on_a_disk(on_disk, bucket: ObjectPa
     assert not written
 
 
+@pytest.mark.slow
 def test_a_killed_run_in_a_store_goes_on_on_another_machine(on_disk, bucket: ObjectPath, monkeypatch, tmp_path: Path):
     """Another machine has none of the copies, and cannot see that the first one's processes have ended."""
     recipe, run = on_disk
@@ -256,6 +257,7 @@ def test_a_killed_run_in_a_store_goes_on_on_another_machine(on_disk, bucket: Obj
     assert_complete(inside, 12, 4)
 
 
+@pytest.mark.slow
 def test_errors_slow_answers_and_restarts_of_the_store_change_no_bit(
     on_disk, bucket: ObjectPath, server: int, monkeypatch
 ):
