@@ -12,21 +12,30 @@ import errno
 import fnmatch
 import logging
 import os
+import time
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from oapl.errors import ConfigError, StoreError
 
 PATIENCE_S = 600.0
-"""Seconds for which a store that does not answer, or says that it cannot now, is asked again."""
+"""Seconds for which a store that does not answer, or says that it cannot now, is asked again, from its first failure
+on: the try itself may take longer."""
 LONGEST_WAIT_S = 20.0
 ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
-PERMANENT = (*ANSWERS, PermissionError, ImportError, TypeError, AttributeError, NotImplementedError)
+PERMANENT = (*ANSWERS, PermissionError, ImportError, TypeError, ValueError, AttributeError, NotImplementedError)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Said by this machine, not by the store."""
+PERMANENT_NUMBERS = (*DISK_FULL, errno.EACCES, errno.EPERM, errno.EINVAL)
+CUT_SHORT = ("IncompleteBody", "BadDigest", "RequestTimeout")
+"""What S3 answers where a connection was cut; s3fs gives these too the number of what is invalid."""
 PERMANENT_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "DefaultCredentialsError")
 """Errors of the stores' own libraries that asking again does not mend."""
 
@@ -37,7 +46,7 @@ class ObjectPath(PurePosixPath):
     """`s3://bucket/folder/name`, `gs://…`, or whatever fsspec knows by its protocol.
 
     Every call asks again, for up to PATIENCE_S, where the store does not answer. Raises StoreError after that, and
-    where it refuses.
+    where it refuses; OSError where this machine's disk is full.
     """
 
     __slots__ = ()
@@ -116,9 +125,36 @@ class ObjectPath(PurePosixPath):
             return self.read_bytes() == data  # an answer may have been lost on the way
         return True
 
-    def upload(self, file: Path) -> None:
-        """A large file in parts."""
-        self._ask("put_file", str(file), self.key)
+    def check_conditional_writes(self) -> None:
+        """Raises ConfigError where what one process has created here, another could create again."""
+        if self.protocol == "memory":
+            raise ConfigError(f"{self}: only this process would see it. Use a folder, or an object store.")
+        probe = self / f".probe-{uuid.uuid4().hex}"
+        is_kept = False
+        try:
+            is_kept = probe.create_bytes(b"first") and not probe.create_bytes(b"second")
+        except FileNotFoundError as error:
+            raise ConfigError(f"{self}: there is no {self.parts[1]!r}. Create it, or correct the URL.") from error
+        except StoreError as error:
+            if not isinstance(error.__cause__, (TypeError, ValueError, NotImplementedError)):
+                raise
+        finally:
+            with suppress(StoreError):
+                probe.unlink(missing_ok=True)
+        if not is_kept:
+            raise ConfigError(
+                f"{self}: {self.protocol}:// has no conditional writes here: two processes could both create one "
+                f"object, and write over each other's work. Use a store that has them, such as s3:// or gs://, and the "
+                f"newest package for it."
+            )
+
+    def upload(self, file: Path) -> bool:
+        """Writes a file where there is nothing, a large one in parts; False where there is something."""
+        try:
+            self._ask("put_file", str(file), self.key, mode="create")
+        except FileExistsError:
+            return False
+        return True
 
     def download(self, file: Path) -> None:
         self._ask("get_file", self.key, str(file))
@@ -131,10 +167,12 @@ class ObjectPath(PurePosixPath):
                 raise
 
     def rename(self, target: ObjectPath) -> ObjectPath:
-        """Object by object, its seals first, so that what is half moved counts as neither whole."""
+        """Object by object, its seals first, so that what is half moved counts as neither whole. What another process
+        has moved meanwhile is passed over."""
         for source, goal in [(source, target / source.relative_to(self)) for source in self._objects()]:
-            self._ask("cp_file", source.key, goal.key)
-            source.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                self._ask("cp_file", source.key, goal.key)
+                source.unlink(missing_ok=True)
         return target
 
     def remove_all(self) -> None:
@@ -155,10 +193,16 @@ class ObjectPath(PurePosixPath):
 
     def _ask(self, method: str, *args: Any, **options: Any) -> Any:
         call = getattr(filesystem(self.protocol), method)
+        failures: list[float] = []
+
+        def is_enough(_: RetryCallState) -> bool:
+            failures.append(time.monotonic())
+            return failures[-1] - failures[0] > PATIENCE_S
+
         retrying = Retrying(
             retry=retry_if_exception(is_passing),
             wait=wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_S),
-            stop=stop_after_delay(PATIENCE_S),
+            stop=is_enough,
             before_sleep=self._tell,
             reraise=True,
         )
@@ -167,6 +211,8 @@ class ObjectPath(PurePosixPath):
         except ANSWERS:
             raise
         except Exception as error:
+            if getattr(error, "errno", None) in DISK_FULL:
+                raise
             raise StoreError(
                 f"{self}: the object store refuses `{method}`: {type(error).__name__}: {error}. Check the bucket, the "
                 f"endpoint and this machine's credentials, and run the same command again: what was sealed is kept."
@@ -180,11 +226,14 @@ class ObjectPath(PurePosixPath):
 
 def is_passing(error: BaseException) -> bool:
     """Whether a call that failed so may succeed later."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    if answer.get("Error", {}).get("Code") in CUT_SHORT:
+        return True
     return (
         isinstance(error, Exception)
         and not isinstance(error, PERMANENT)
         and type(error).__name__ not in PERMANENT_NAMES
-        and getattr(error, "errno", None) not in (errno.EACCES, errno.EPERM)
+        and getattr(error, "errno", None) not in PERMANENT_NUMBERS
     )
 
 
