@@ -2,7 +2,8 @@
 
 A lease is a row of files, `NAME.0.json`, `NAME.1.json`, …, of which the newest counts. Each is made where there was
 none, so by one process alone, and written again by it now and then to say that it lives. Whoever has seen the newest
-unchanged for the lease's length, by a clock of its own, makes the next one: clocks of machines are never compared.
+unchanged for the length that it names, by a clock of its own, makes the next one: clocks of machines are never
+compared. Before it writes, a holder looks whether the lease is still its own; if not, it never writes there again.
 
 A lease spares double work, no more. What is stored under it must be safe by itself: a holder that was thought dead may
 come back with work that another has done since.
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from oapl.errors import StoreError
-from oapl.paths import StorePath
+from oapl.paths import ObjectPath, StorePath
 from oapl.store.files import Lock, create_bytes, write_bytes
 
 LOCK_S = 30.0
@@ -44,7 +45,7 @@ class Leases:
         generation = self.newest(name)
         if generation is not None and not self._is_over(name, generation):
             return None
-        lease = Lease(self.folder, name, 0 if generation is None else generation + 1, self.length_s / RENEWALS)
+        lease = Lease(self.folder, name, 0 if generation is None else generation + 1, self.length_s)
         return lease if lease.begin() else None
 
     def newest(self, name: str) -> int | None:
@@ -68,16 +69,17 @@ class Leases:
         if data != before:
             since = now
         self._seen[name] = (data, since)
-        return now - since > self.length_s
+        return now - since > float(content.get("length_s", self.length_s))
 
 
 class Lease:
     """Held from `begin` to the end of its context, and meanwhile kept by a thread."""
 
-    def __init__(self, folder: StorePath, name: str, generation: int, renew_every_s: float) -> None:
+    def __init__(self, folder: StorePath, name: str, generation: int, length_s: float) -> None:
         self._path, self._next = path_of(folder, name, generation), path_of(folder, name, generation + 1)
-        self._renew_every_s = renew_every_s
-        self._content: dict[str, Any] = {**this_process(), "id": uuid.uuid4().hex, "beat": 0}
+        self._renew_every_s = length_s / RENEWALS
+        self._content: dict[str, Any] = {**this_process(), "id": uuid.uuid4().hex, "length_s": length_s, "beat": 0}
+        self._lost = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
 
@@ -90,11 +92,23 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._renew_every_s):
-            with suppress(StoreError, OSError):  # others will think this process dead, and it makes no difference
-                if self._next.exists():
+            with suppress(StoreError, OSError):  # others will think this process dead: see `is_lost`
+                if self.is_lost():
                     return
                 self._content["beat"] += 1
                 write_bytes(self._path, self._bytes())
+
+    def is_lost(self) -> bool:
+        """Whether another process has taken it over, or its file is gone or another's. Once lost, it stays so."""
+        self._lost = self._lost or self._next.exists() or not self._is_own()
+        return self._lost
+
+    def _is_own(self) -> bool:
+        try:
+            content = json.loads(self._path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return False
+        return bool(content.get("id") == self._content["id"])
 
     def _bytes(self) -> bytes:
         return json.dumps(self._content).encode()
@@ -107,7 +121,8 @@ class Lease:
         self._thread.join()
         self._content["released"] = True
         with suppress(StoreError, OSError):
-            write_bytes(self._path, self._bytes())
+            if not self.is_lost():
+                write_bytes(self._path, self._bytes())
 
 
 class LeaseLock:
@@ -118,6 +133,8 @@ class LeaseLock:
         self._message = f"{of} already has a {role} at work. Wait for it to end, stop it, or choose another {setting}."
 
     def __enter__(self) -> LeaseLock:
+        if isinstance(self._path, ObjectPath):
+            self._path.parent.check_conditional_writes()
         give_up = time.monotonic() + max(self._patience_s, 2 * LOCK_S)
         while (lease := self._leases.take(self._path.stem)) is None:
             if time.monotonic() > give_up:
@@ -125,6 +142,10 @@ class LeaseLock:
             time.sleep(1.0)
         self._lease = lease
         return self
+
+    def is_lost(self) -> bool:
+        """Whether another process has taken it over, since this one was silent for too long."""
+        return self._lease.is_lost()
 
     def __exit__(self, *_: object) -> None:
         self._lease.__exit__()
