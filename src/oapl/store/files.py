@@ -25,6 +25,8 @@ from oapl.paths import ObjectPath, StorePath, cache_folder
 
 NUM_COPIES = 4
 """Sealed folders of one kind and run, such as policies, of which a machine keeps copies."""
+UPLOAD = "upload-"
+"""How folders begin, in the cache folder, that are on their way into an object store."""
 SEAL = "sealed.json"
 """Written last into whatever it seals, so its existence means complete."""
 
@@ -58,6 +60,11 @@ def error_number(error: Exception) -> int:
         return error.errno or 0
     match = re.search(r"os error (\d+)", str(error))
     return int(match[1]) if match else 0
+
+
+def is_missing(error: StoreError) -> bool:
+    """Whether it is one about what is not there, or no longer."""
+    return isinstance(error.__cause__, FileNotFoundError)
 
 
 def digest_bytes(data: bytes) -> str:
@@ -128,9 +135,21 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
 
 def read_json(path: StorePath, *keys: str) -> dict[str, Any]:
     """Raises StoreError where the file is not a JSON object that has all of `keys`."""
+    return parse_json(path, read_bytes(path), *keys)
+
+
+def read_bytes(path: StorePath) -> bytes:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def parse_json(path: StorePath, data: bytes, *keys: str) -> dict[str, Any]:
+    """See `read_json`."""
+    try:
+        value = json.loads(data)
+    except ValueError as error:
         raise StoreError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise StoreError(f"{path} should hold a JSON object, found {type(value).__name__}")
@@ -139,13 +158,19 @@ def read_json(path: StorePath, *keys: str) -> dict[str, Any]:
     return value
 
 
-def write_sealed_folder(folder: StorePath, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+def write_sealed_folder(
+    folder: StorePath,
+    facts: Mapping[str, Any],
+    write: Callable[[Path], None],
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Lets `write` fill a folder, then shows it under its name, whole, with `facts` and its digests in its seal.
 
-    A folder of that name that has lost its seal is moved aside; in an object store, its files are replaced.
+    A folder of that name that has lost its seal is moved aside; in an object store, its files are replaced. `check` is
+    called before whatever others will see, and raises where this process may write it no longer.
     """
     if isinstance(folder, ObjectPath):
-        upload_sealed_folder(folder, facts, write)
+        upload_sealed_folder(folder, facts, write, check)
         return
     partial = folder.with_name(f".{folder.name}.partial")
     with storing(folder):
@@ -158,21 +183,36 @@ def write_sealed_folder(folder: StorePath, facts: Mapping[str, Any], write: Call
         for path in files:
             fsync(path)
         write_json(partial / SEAL, {**facts, "files": {path.name: digest_file(path) for path in files}})
+        check()
         if folder.exists():
             move_aside(folder)
         os.rename(partial, folder)
         fsync(folder.parent)
 
 
-def upload_sealed_folder(folder: ObjectPath, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:
-    """Files first, the seal last. Raises StoreError where another process has sealed other files there since."""
-    with TemporaryDirectory(prefix="oapl-") as place:
+def upload_sealed_folder(
+    folder: ObjectPath, facts: Mapping[str, Any], write: Callable[[Path], None], check: Callable[[], None]
+) -> None:
+    """Files first, the seal last. Nothing that is sealed is written over. Raises StoreError where another process has
+    sealed the folder since."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with storing(folder), TemporaryDirectory(prefix=UPLOAD, dir=cache_folder()) as place:
         write(Path(place))
         files = files_in(Path(place))
-        for path in files:
-            (folder / path.name).upload(path)
         seal = {**facts, "files": {path.name: digest_file(path) for path in files}}
-    if not create_bytes(folder / SEAL, json_bytes(seal)):
+        for path in files:
+            check()
+            refuse_sealed(folder)
+            while not (folder / path.name).upload(path):  # a killed upload's
+                refuse_sealed(folder)
+                (folder / path.name).unlink(missing_ok=True)
+        check()
+        if not create_bytes(folder / SEAL, json_bytes(seal)):
+            refuse_sealed(folder)
+
+
+def refuse_sealed(folder: ObjectPath) -> None:
+    if (folder / SEAL).exists():
         raise StoreError(f"{folder} was sealed by another process meanwhile. Let one alone train the run.")
 
 
@@ -183,26 +223,38 @@ def files_in(folder: Path) -> list[Path]:
 def local_folder(folder: StorePath) -> Path:
     """A sealed folder on this machine's disk: itself, or a verified copy, made once for all of the machine's processes.
 
-    Raises StoreError where it has no seal, or does not match it.
+    Raises StoreError where the copy's origin has no seal, or does not match it.
+    """
+    return folder if isinstance(folder, Path) else verified_folder(folder)[0]
+
+
+def verified_folder(folder: StorePath) -> tuple[Path, dict[str, Any]]:
+    """Where a sealed folder lies on this machine's disk, and its seal, each file read once to verify it.
+
+    Raises StoreError that names the first file that is missing or altered.
     """
     if isinstance(folder, Path):
-        return folder
-    seal = (folder / SEAL).read_bytes()
+        return folder, verify_files(folder)
+    data = read_bytes(folder / SEAL)
+    seal = parse_json(folder / SEAL, data, "files")
     copies = cache_folder() / digest_bytes(str(folder.parent).encode())[:16]
-    copy = copies / f"{folder.name}-{digest_bytes(seal)[:16]}"
+    copy = copies / f"{folder.name}-{digest_bytes(data)[:16]}"
     with Lock(copies / f".{folder.name}.lock", "download", patience_s=math.inf):
         if (copy / SEAL).exists():
             with suppress(StoreError):
-                verify_sealed_folder(copy)
-                return copy
+                return copy, verify_files(copy)
         shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir()
-        for name in read_json(folder / SEAL, "files")["files"]:
-            (folder / name).download(copy / name)
-        write_bytes(copy / SEAL, seal)
-        verify_sealed_folder(copy)
+        with storing(copy):
+            copy.mkdir()
+            for name in seal["files"]:
+                try:
+                    (folder / name).download(copy / name)
+                except FileNotFoundError as error:
+                    raise missing(folder, name) from error
+        write_bytes(copy / SEAL, data)
+        verify_files(copy)
         forget_old(copies)
-    return copy
+    return copy, seal
 
 
 def forget_old(copies: Path) -> None:
@@ -213,18 +265,25 @@ def forget_old(copies: Path) -> None:
 
 
 def verify_sealed_folder(folder: StorePath) -> dict[str, Any]:
-    """The folder's seal. Raises StoreError that names the first file that is missing or altered."""
-    folder = local_folder(folder)
+    """See `verified_folder`: the folder's seal."""
+    return verified_folder(folder)[1]
+
+
+def verify_files(folder: Path) -> dict[str, Any]:
     seal = read_json(folder / SEAL, "files")
     for name, digest in seal["files"].items():
         path = folder / name
         if not path.is_file():
-            raise StoreError(f"{path} is missing, though {folder / SEAL} lists it")
+            raise missing(folder, name)
         if (found := digest_file(path)) != digest:
             raise StoreError(
                 f"{path} does not match its seal: SHA-256 {found[:12]}…, sealed as {digest[:12]}…. The file was altered"
             )
     return seal
+
+
+def missing(folder: StorePath, name: str) -> StoreError:
+    return StoreError(f"{folder / name} is missing, though {folder / SEAL} lists it")
 
 
 def numbered_folders(parent: StorePath) -> list[int]:
@@ -235,11 +294,16 @@ def numbered_folders(parent: StorePath) -> list[int]:
 
 
 def move_aside(path: StorePath) -> StorePath:
-    """Renames what can no longer be used, so that nothing is lost and nothing reads it; returns its new name."""
+    """Renames what can no longer be used, so that nothing is lost and nothing reads it; returns its new name. Where
+    another process is quicker, that is as good."""
     number = 1
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1
-    rename(path, aside)
+    try:
+        rename(path, aside)
+    except StoreError as error:
+        if not is_missing(error):
+            raise
     return aside
 
 
@@ -289,6 +353,9 @@ class Lock:
         self._file.write(str(os.getpid()))
         self._file.flush()
         return self
+
+    def is_lost(self) -> bool:
+        return False
 
     def _try(self) -> bool:
         try:

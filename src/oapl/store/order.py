@@ -11,14 +11,23 @@ from functools import partial
 from pathlib import Path
 
 from oapl.errors import StoreError
-from oapl.paths import StorePath
-from oapl.store.files import move_aside, storing, verify_sealed_folder
+from oapl.paths import StorePath, cache_folder
+from oapl.store.files import (
+    UPLOAD,
+    move_aside,
+    numbered_folders,
+    remove_folder,
+    storing,
+    verify_sealed_folder,
+)
 from oapl.store.rounds import RoundFolder
-from oapl.store.run import SCORED, RunFolder, sealed_weights
+from oapl.store.run import SCORED, RunFolder, sealed_folders, sealed_weights
 from oapl.types import PolicyRef, Round
 
 OLD_S = 600.0
 """No file takes so long to write."""
+OLD_UPLOAD_S = 86400.0
+"""Nor a folder into an object store."""
 
 
 @dataclass(frozen=True)
@@ -198,11 +207,19 @@ def remove_leftovers(run: RunFolder) -> None:
     """What a killed process had begun to write or to remove, under names that nothing reads.
 
     Samplers may be at work on the run's rounds, so of these only what is too old to be in anyone's hands. Evaluations
-    on other problems (`benchmarks/`) are no work of the run's. An object store shows nothing half written.
+    on other problems (`benchmarks/`) are no work of the run's. In an object store, what the trainer had begun lies
+    under its final name and lacks its seal; whoever calls this holds the trainer's lock.
     """
+    kinds = ("policies", "checkpoints", "snapshots")
     if not isinstance(run.path, Path):
+        for folder in (run.path / kind for kind in kinds):
+            for number in set(numbered_folders(folder)) - set(sealed_folders(folder)):
+                remove_folder(folder / f"{number:06d}")
+        for path in cache_folder().glob(f"{UPLOAD}*"):
+            if is_older(path, OLD_UPLOAD_S):
+                shutil.rmtree(path, ignore_errors=True)
         return
-    trainers = (run.path, *(run.path / kind for kind in ("policies", "checkpoints", "snapshots")))
+    trainers = (run.path, *(run.path / kind for kind in kinds))
     leftovers = [path for folder in trainers for end in ("partial", "removed") for path in folder.glob(f".*.{end}")]
     for kind in ("rounds", *SCORED):
         leftovers += [path for path in (run.path / kind).rglob(".*.partial") if is_older(path, OLD_S)]

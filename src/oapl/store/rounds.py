@@ -24,6 +24,7 @@ from oapl.store.files import (
     SEAL,
     create_bytes,
     digest_bytes,
+    is_missing,
     json_bytes,
     move_aside,
     read_json,
@@ -174,9 +175,12 @@ class RoundFolder:
             path = path.with_name(f"{path.stem}-{digest_bytes(data)[:12]}{path.suffix}")
             write_bytes(path, data)
         won = create_bytes(seal, json_bytes({**shard_facts(round, shard, data), "file": path.name}))
-        for other in self.path.glob(f"groups-{number:05d}*.parquet"):
-            if other != self.parquet_path(number):
-                other.unlink(missing_ok=True)
+        if won and not path.exists():  # another, whose seal stood then and was set aside since, took it for a leftover
+            write_bytes(path, data)
+        with suppress(StoreError):  # of a shard that is set aside by now, nobody knows which file counts
+            for other in self.path.glob(f"groups-{number:05d}*.parquet"):
+                if other.name != read_json(seal, "file")["file"]:
+                    other.unlink(missing_ok=True)
         return won
 
     def write_draft(self, round: Round, first: int, draft: Draft) -> None:
@@ -313,7 +317,7 @@ class RoundFolder:
         """Tokens of each completion of a shard, in order. Raises StoreError where it cannot be read."""
         path = self.parquet_path(number)
         try:
-            column = pq.read_table(path, columns=["token_ids"])["token_ids"]
+            column = pq.read_table(pa.BufferReader(path.read_bytes()), columns=["token_ids"])["token_ids"]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise StoreError(f"{path} cannot be read: {error}. `oapl train` on its run mends it.") from error
         return [int(length) for length in pc.list_value_length(column).to_pylist()]
@@ -361,8 +365,13 @@ class RoundFolder:
 
     def is_shard_of(self, round: Round, number: int) -> bool:
         """Whether a stored shard is of the round's policy, and judged as the round is, where that scores weights; those
-        of earlier versions do not say."""
-        seal = self.shard_seal(number)
+        of earlier versions do not say. One that another process has set aside by now is not."""
+        try:
+            seal = self.shard_seal(number)
+        except StoreError as error:
+            if not is_missing(error):
+                raise
+            return False
         is_judged = not round.problems or is_judged_as(round, seal)
         return is_of_policy(round, seal) and is_judged
 

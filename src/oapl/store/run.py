@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from oapl.errors import StoreError
 from oapl.paths import StorePath, cache_folder, store_path
 from oapl.store.files import (
     SEAL,
+    Lock,
     digest_bytes,
     fsync,
     local_folder,
@@ -35,12 +36,12 @@ from oapl.store.files import (
     remove_folder,
     rename,
     storing,
-    verify_sealed_folder,
+    verified_folder,
     write_bytes,
     write_json,
     write_sealed_folder,
 )
-from oapl.store.leases import lock
+from oapl.store.leases import LeaseLock, lock
 from oapl.store.rounds import RoundFolder
 from oapl.types import PolicyRef
 
@@ -64,6 +65,7 @@ class RunFolder:
         self._unwritten: list[bytes] = []
         """Lines of metrics.jsonl that an object store does not hold yet: it cannot add to an object."""
         self._written_at = time.monotonic()
+        self._trainer_lock: Lock | LeaseLock | None = None
 
     @property
     def local_path(self) -> Path:
@@ -93,9 +95,31 @@ class RunFolder:
     def pruned_path(self) -> StorePath:
         return self.path / "pruned.json"
 
-    def lock(self, role: str, patience_s: float = 5.0) -> AbstractContextManager[object]:
-        """Held for as long as this process plays `role` on the run. Raises StoreError where another one does."""
-        return lock(self.path / f".{role}.lock", role, patience_s)
+    @contextmanager
+    def lock(self, role: str, patience_s: float = 5.0) -> Iterator[None]:
+        """Held for as long as this process plays `role` on the run. Raises StoreError where another one does, and
+        ConfigError where the place can hold no run."""
+        with lock(self.path / f".{role}.lock", role, patience_s) as held:
+            if role != "trainer":
+                yield
+                return
+            self._trainer_lock = held
+            try:
+                yield
+            finally:
+                self._trainer_lock = None
+
+    def check_lock(self) -> None:
+        """Raises StoreError where this process trained the run, and another has taken it over."""
+        if self._trainer_lock is not None and self._trainer_lock.is_lost():
+            raise StoreError(
+                f"{self.path}: another trainer has taken the run over, since this one was not heard of for too long. "
+                f"It goes on from the newest checkpoint; this one has nothing left to do."
+            )
+
+    def _write_sealed(self, folder: StorePath, step: int, write: Callable[[Path], None]) -> None:
+        self.check_lock()
+        write_sealed_folder(folder, {"step": step}, write, self.check_lock)
 
     # Policies
 
@@ -116,8 +140,7 @@ class RunFolder:
         """Where a policy or snapshot lies on this machine, verified. Raises StoreError where a file does not match its
         seal."""
         path = self.snapshot_path(policy.step) if policy.version is None else self.policy_path(policy.version)
-        copy = local_folder(path)
-        seal = verify_sealed_folder(copy)
+        copy, seal = verified_folder(path)
         if (found := weights_digest(seal["files"])) != policy.digest:
             raise StoreError(
                 f"{path} holds weights {found[:12]}…, but round.json asks for {policy.digest[:12]}… of that version. "
@@ -128,7 +151,7 @@ class RunFolder:
     def publish_policy(self, version: int, step: int, write: Callable[[Path], None]) -> PolicyRef:
         """Seals a policy, or finds it sealed already."""
         if self.policy(version) is None:
-            write_sealed_folder(self.policy_path(version), {"step": step}, write)
+            self._write_sealed(self.policy_path(version), step, write)
         policy = self.policy(version)
         assert policy is not None
         return policy
@@ -148,7 +171,7 @@ class RunFolder:
     def publish_snapshot(self, step: int, write: Callable[[Path], None]) -> None:
         """Seals a snapshot, or finds it sealed already."""
         if self.snapshot(step) is None:
-            write_sealed_folder(self.snapshot_path(step), {"step": step}, write)
+            self._write_sealed(self.snapshot_path(step), step, write)
 
     # Rounds
 
@@ -205,7 +228,7 @@ class RunFolder:
 
     def write_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
         if not (self.checkpoint_path(step) / SEAL).exists():
-            write_sealed_folder(self.checkpoint_path(step), {"step": step}, write)
+            self._write_sealed(self.checkpoint_path(step), step, write)
 
     def local_checkpoint(self, step: int) -> Path:
         """Where a checkpoint lies on this machine."""
@@ -213,6 +236,7 @@ class RunFolder:
 
     def remove_checkpoint(self, step: int) -> None:
         """Takes a checkpoint away: its name or its seal first, so that a crash leaves no half of one."""
+        self.check_lock()
         path = self.checkpoint_path(step)
         if isinstance(path, Path):
             leftover = path.with_name(f".{path.name}.removed")
@@ -254,6 +278,7 @@ class RunFolder:
     def sync_metrics(self) -> None:
         """Forces the lines so far to the disk, or into the object store."""
         if not isinstance(self.metrics_path, Path):
+            self.check_lock()
             write_bytes(self.metrics_path, self._metrics_bytes())
             self._unwritten.clear()
             self._written_at = time.monotonic()
