@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from helpers import make_group, make_round, make_shard
-from oapl.store import RoundFolder
-from oapl.store.leases import Leases, is_gone, machine, this_process
-from oapl.types import PolicyRef
+from oapl.errors import StoreError
+from oapl.store import RoundFolder, RunFolder, leases, rounds
+from oapl.store import run as run_module
+from oapl.store.files import create_bytes, move_aside
+from oapl.store.leases import LeaseLock, Leases, is_gone, machine, this_process
+from oapl.types import PolicyRef, Round
 
 LONG_S, SHORT_S = 600.0, 0.4
 POLICY = PolicyRef(version=4, step=200, digest="ab" * 32)
@@ -109,6 +113,68 @@ def test_a_holder_elsewhere_that_falls_silent_is_taken_over_from_after_the_lease
             assert newest["pid"] == os.getpid()
 
 
+def test_a_holder_whose_folder_was_moved_aside_leaves_the_next_ones_lease_alone(tmp_path: Path):
+    """As a sampler whose round is made again meanwhile."""
+    first = Leases(tmp_path / "round", SHORT_S).take("a")
+    assert first is not None
+    with first:
+        move_aside(tmp_path / "round")
+        second = Leases(tmp_path / "round", SHORT_S).take("a")
+        assert second is not None
+        lease = tmp_path / "round" / "a.0.json"
+        own = json.loads(lease.read_text())["id"]
+        give_up = time.monotonic() + 2 * SHORT_S
+        while time.monotonic() < give_up:
+            assert json.loads(lease.read_text())["id"] == own
+            time.sleep(0.01)
+        assert first.is_lost()
+        assert not second.is_lost()
+    assert Leases(tmp_path / "round", LONG_S).take("a") is None  # what the first gave back was not this one
+    second.__exit__()
+
+
+def test_a_lease_is_judged_by_the_length_that_its_holder_gave_it(tmp_path: Path):
+    content = {"machine": "another", "length_s": LONG_S}
+    (tmp_path / "a.0.json").write_text(json.dumps(content))
+    (tmp_path / "b.0.json").write_text(json.dumps({**content, "length_s": SHORT_S}))
+    mine = Leases(tmp_path, 0.01)
+    assert mine.take("a") is None
+    with wait_for(Leases(tmp_path, LONG_S), "b"):
+        assert mine.take("a") is None
+
+
+def test_a_trainer_that_was_taken_over_from_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With the lock of an object store. The first was suspended, and goes on once another has its place."""
+    monkeypatch.setattr(leases, "LOCK_S", SHORT_S)
+    monkeypatch.setattr(leases, "is_gone", lambda _: False)
+    monkeypatch.setattr(run_module, "lock", lambda path, *about: LeaseLock(path, *about, "run_dir", path.parent))
+
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    with first.lock("trainer"):
+        first.write_checkpoint(0, write)
+        silence(first)
+        with second.lock("trainer", 20.0):
+            for late in (
+                lambda: first.publish_policy(1, 4, write),
+                lambda: first.publish_snapshot(4, write),
+                lambda: first.write_checkpoint(4, write),
+                lambda: first.remove_checkpoint(0),
+            ):
+                with pytest.raises(StoreError, match="another trainer has taken the run over"):
+                    late()
+            second.publish_policy(1, 4, write)
+    assert (second.policy_versions(), second.checkpoint_steps(), second.snapshot_steps()) == ([1], [0], [])
+
+
+def silence(run: RunFolder) -> None:
+    """Ends what says that the run's trainer lives."""
+    assert isinstance(run._trainer_lock, LeaseLock)
+    run._trainer_lock._lease._ended.set()
+
+
 def test_who_is_gone_is_known_on_its_own_machine_alone():
     here = this_process()
     assert not is_gone(here)
@@ -182,3 +248,51 @@ def test_a_late_shard_of_a_round_that_was_moved_aside_does_not_count_for_the_new
     folder.write_shard(old, 1, make_shard([make_group(1, [1.0, 0.0])]))
     assert folder.set_strange_shards_aside(new) == [1]
     assert folder.stored_shards() == [0]
+
+
+def test_two_may_set_the_same_late_shard_aside(tmp_path: Path):
+    """A trainer and a sampler that both come upon it."""
+    for attempt in range(30):
+        old, new = (make_round(4, policy, num_shards=1) for policy in (POLICY, PolicyRef(4, 200, "cd")))
+        folder = RoundFolder(tmp_path / str(attempt))
+        folder.open(new)
+        folder.write_shard(old, 0, make_shard([make_group(0, [1.0, 0.0])]))
+        together = Barrier(2)
+
+        def set_aside(folder: RoundFolder = folder, new: Round = new, together: Barrier = together) -> None:
+            together.wait()
+            folder.set_strange_shards_aside(new)
+
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(set_aside) for _ in range(2)]:
+                done.result()
+        assert folder.stored_shards() == []
+        assert not list(folder.path.glob("*.parquet"))
+
+
+def test_a_shard_that_was_set_aside_meanwhile_is_none_of_the_round(tmp_path: Path):
+    round, folder = make_round(4, POLICY, num_shards=1), RoundFolder(tmp_path)
+    folder.open(round)
+    assert not folder.is_shard_of(round, 0)
+    folder.seal_path(0).write_text("{")
+    with pytest.raises(StoreError, match="cannot be read as JSON"):  # damage is no such case
+        folder.is_shard_of(round, 0)
+
+
+def test_a_shard_counts_whole_though_its_file_was_cleaned_away_before_its_seal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By a sampler that was quicker, and whose own shard is set aside then."""
+    round, folder = make_round(4, POLICY, num_shards=1), RoundFolder(tmp_path)
+    folder.open(round)
+
+    def create_and_wait(path: Path, data: bytes) -> bool:
+        created = create_bytes(path, data)
+        monkeypatch.setattr(rounds, "create_bytes", create_bytes)
+        assert folder.write_shard(round, 0, make_shard([make_group(0, [0.0, 0.5])]))
+        folder.set_shard_aside(0)
+        return created
+
+    monkeypatch.setattr(rounds, "create_bytes", create_and_wait)
+    assert folder.write_shard(round, 0, make_shard([make_group(0, [1.0, 0.0])]))
+    assert folder.read_shard(0).groups[0].rewards.tolist() == [1.0, 0.0]

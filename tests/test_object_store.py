@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -13,20 +14,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from helpers import flip_a_bit, make_group, make_round, make_shard
+from oapl import paths
 from oapl.errors import ConfigError, StoreError
 from oapl.paths import ObjectPath, store_path
-from oapl.store import RoundFolder, RunFolder
-from oapl.store.files import SEAL, local_folder, move_aside, verify_sealed_folder, write_sealed_folder
+from oapl.store import RoundFolder, RunFolder, files
+from oapl.store.files import SEAL, digest_file, local_folder, move_aside, verify_sealed_folder, write_sealed_folder
 from oapl.store.leases import Leases
+from oapl.store.order import remove_leftovers
 from oapl.types import PolicyRef
 from test_death import assert_complete, sealed_groups
 
 pytest.importorskip("moto", reason="the S3 server of these tests")
 pytest.importorskip("s3fs")
+ClientError = pytest.importorskip("botocore.exceptions").ClientError
 
 HERE = Path(__file__).parent
 POLICY = PolicyRef(version=4, step=200, digest="ab" * 32)
@@ -70,8 +76,6 @@ def server() -> Iterator[int]:
 def bucket(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectPath]:
     """An empty bucket of that server."""
     import fsspec
-
-    from oapl import paths
 
     for name, value in {
         "AWS_ACCESS_KEY_ID": "key",
@@ -135,6 +139,95 @@ def test_a_bucket_that_is_not_there_is_told_at_once(bucket: ObjectPath):
     assert time.monotonic() - start < 10
 
 
+# Opening
+
+
+def test_a_store_that_can_hold_a_run_is_left_as_it_was(bucket: ObjectPath):
+    bucket.check_conditional_writes()
+    assert list(bucket.iterdir()) == []
+
+
+def test_a_store_without_conditional_writes_holds_no_run(monkeypatch: pytest.MonkeyPatch):
+    class Careless(MemoryFileSystem):
+        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: object) -> None:
+            super().pipe_file(path, value)
+
+    monkeypatch.setattr(paths, "filesystem", lambda _: Careless())
+    with (
+        pytest.raises(ConfigError, match="careless:// has no conditional writes"),
+        RunFolder("careless://bucket/run").lock("run"),
+    ):
+        pass
+
+
+def test_memory_holds_no_run():
+    with pytest.raises(ConfigError, match="only this process would see it"), RunFolder("memory://a/run").lock("run"):
+        pass
+
+
+def test_a_bucket_that_is_not_there_holds_no_run(bucket: ObjectPath):
+    run = RunFolder(bucket.parent.parent / "no-such-bucket" / "run")
+    with pytest.raises(ConfigError, match="there is no 'no-such-bucket'"), run.lock("run"):
+        pass
+
+
+# Patience
+
+
+class Failing:
+    """A store whose every call takes a while and then fails."""
+
+    def __init__(self, error: Exception, takes_s: float = 0.0) -> None:
+        self.error, self.takes_s, self.tries = error, takes_s, 0
+
+    def put_file(self, *_: object, **__: object) -> None:
+        self.tries += 1
+        time.sleep(self.takes_s)
+        raise self.error
+
+    get_file = put_file
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *about: Any) -> Failing:
+    store = Failing(*about)
+    monkeypatch.setattr(paths, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(paths, "filesystem", lambda _: store)
+    return store
+
+
+def test_an_upload_that_takes_longer_than_patience_lasts_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+    store = failing(monkeypatch, OSError("connection reset"), 0.5)
+    with pytest.raises(StoreError, match="connection reset"):
+        ObjectPath("s3://bucket/x").upload(Path("x"))
+    assert store.tries == 2
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EINVAL, "Invalid bucket name"), ValueError("Invalid endpoint")])
+def test_what_asking_again_does_not_mend_is_told_at_once(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    store = failing(monkeypatch, error)
+    with pytest.raises(StoreError, match="Invalid"):
+        ObjectPath("s3://bucket/x").upload(Path("x"))
+    assert store.tries == 1
+
+
+def test_a_body_that_was_cut_short_on_the_way_is_sent_again(monkeypatch: pytest.MonkeyPatch):
+    error = OSError(errno.EINVAL, "You did not provide the number of bytes")
+    error.__cause__ = ClientError({"Error": {"Code": "IncompleteBody"}}, "PutObject")
+    store = failing(monkeypatch, error)
+    with pytest.raises(StoreError, match="number of bytes"):
+        ObjectPath("s3://bucket/x").upload(Path("x"))
+    assert store.tries > 1
+
+
+def test_a_full_disk_of_this_machine_is_no_fault_of_the_store(bucket: ObjectPath, monkeypatch: pytest.MonkeyPatch):
+    seal_a_folder(bucket / "000001")
+    store = Failing(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(paths.filesystem("s3"), "get_file", store.get_file)
+    with pytest.raises(StoreError, match=r"cannot write .*cache.*: No space left on device\. The disk is full"):
+        local_folder(bucket / "000001")
+    assert store.tries == 1
+
+
 # Sealed folders and shards
 
 
@@ -173,6 +266,86 @@ def test_of_two_processes_that_seal_one_folder_the_second_is_told(bucket: Object
     assert (bucket / "000001.aside-1" / SEAL).exists()
     assert not (bucket / "000001").exists()
     seal_a_folder(bucket / "000001", b"others")
+
+
+def test_a_late_trainers_upload_changes_no_byte_that_another_has_sealed(bucket: ObjectPath):
+    late, other = RunFolder(bucket / "run"), RunFolder(bucket / "run")
+
+    def write_late(place: Path) -> None:
+        (place / "model.safetensors").write_bytes(b"late")
+        other.publish_policy(1, 4, lambda place: (place / "model.safetensors").write_bytes(b"other"))
+
+    with pytest.raises(StoreError, match="sealed by another process"):
+        late.publish_policy(1, 4, write_late)
+    policy = other.policy(1)
+    assert policy is not None
+    assert (other.verified_policy_path(policy) / "model.safetensors").read_bytes() == b"other"
+
+
+def test_a_trainer_that_was_taken_over_from_adds_no_metrics(bucket: ObjectPath):
+    run = RunFolder(bucket / "run")
+    with run.lock("trainer"):
+        run.append_metrics({"step": 1})
+        run.sync_metrics()
+        assert (bucket / "run" / ".trainer.1.json").create_bytes(b"{}")  # as another takes it over
+        run.append_metrics({"step": 2})
+        with pytest.raises(StoreError, match="another trainer has taken the run over"):
+            run.sync_metrics()
+    assert [record["step"] for record in RunFolder(run.path).metrics()] == [1]
+
+
+def test_what_a_killed_upload_left_is_replaced_or_removed_at_a_trainers_start(bucket: ObjectPath, tmp_path: Path):
+    run = RunFolder(bucket / "run")
+    (run.policy_path(1) / "model.safetensors").write_bytes(b"of a killed one")
+    seal_a_folder(run.policy_path(1))
+    assert verify_sealed_folder(run.policy_path(1))["step"] == 3
+    leftovers = [run.policy_path(2), run.checkpoint_path(8), run.snapshot_path(8)]
+    for folder in leftovers:
+        (folder / "model.safetensors").write_bytes(b"half")
+    uploads = [tmp_path / "cache" / f"upload-{age}" for age in ("old", "new")]
+    for path in uploads:
+        path.mkdir()
+    os.utime(uploads[0], (0, 0))
+    remove_leftovers(run)
+    assert not any(folder.exists() for folder in leftovers)
+    assert [path.exists() for path in uploads] == [False, True]
+    assert run.policy_versions() == [1]
+
+
+def test_a_folder_that_lacks_a_file_or_its_seal_is_told(bucket: ObjectPath):
+    with pytest.raises(StoreError, match=r"sealed\.json cannot be read"):
+        local_folder(bucket / "000002")
+    seal_a_folder(bucket / "000001")
+    (bucket / "000001" / "model.safetensors").unlink()
+    with pytest.raises(StoreError, match=r"model\.safetensors is missing, though .*sealed\.json lists it"):
+        local_folder(bucket / "000001")
+
+
+def test_a_policy_is_read_once_to_verify_it(bucket: ObjectPath, monkeypatch: pytest.MonkeyPatch):
+    run = RunFolder(bucket / "run")
+    policy = run.publish_policy(0, 0, lambda place: (place / "model.safetensors").write_bytes(b"weights"))
+    read: list[str] = []
+    monkeypatch.setattr(files, "digest_file", lambda path: read.append(path.name) or digest_file(path))
+    for _ in range(2):  # as it is downloaded, and as it is found in the cache
+        run.verified_policy_path(policy)
+        assert read == ["model.safetensors"]
+        read.clear()
+
+
+def test_of_two_who_move_a_folder_aside_none_fails(bucket: ObjectPath):
+    for number in range(5):
+        folder = bucket / f"{number:06d}"
+        seal_a_folder(folder, b"weights")
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(move_aside, [folder, folder]))
+        assert not folder.exists()
+
+
+def test_the_lengths_of_a_rounds_completions_are_read(bucket: ObjectPath):
+    round, folder = make_round(4, POLICY, num_shards=1, prompts_per_shard=1), RoundFolder(bucket / "000004")
+    group = make_group(0, [1.0, 0.0])
+    folder.write_shard(round, 0, make_shard([group]))
+    assert folder.completion_lengths(0) == [len(completion.token_ids) for completion in group.completions]
 
 
 def test_of_two_samplers_that_store_one_shard_the_first_counts(bucket: ObjectPath):
