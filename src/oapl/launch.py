@@ -292,7 +292,7 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
                 trainers = start_trainer(crew, recipe, Path(scratch))
             if recipe.launch.num_samplers == 0:
                 prepare_begun(recipe, run, progress)
-                progress.note(f"all is sampled by those that join: `oapl sample --run_dir {run.path}`, any number, anywhere")
+                progress.note(f"samplers are to join: `oapl sample --run_dir {run.path}`, any number, anywhere")
                 progress.phase("training")
                 crew.wait_until(partial(is_finished, recipe, run))
                 return
