@@ -169,13 +169,11 @@ def run_ray(recipe: Recipe, run: RunFolder, progress: Progress, events: Events) 
                 raise KeyboardInterrupt
             pause(LOOK_S, events.should_stop)
         inbox.read()
-    except BaseException:
+    finally:
         mailbox.stop.remote()
-        fit.wait()
+        fit.wait()  # else its thread would meet a Ray that was shut down, which ends the process
         if working:
             ray.wait(working, num_returns=len(working), timeout=STOP_PATIENCE_S)
-        raise
-    finally:
         for actor in (*samplers, mailbox):
             ray.kill(actor)
         ray.shutdown()
