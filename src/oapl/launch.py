@@ -18,7 +18,7 @@ from oapl.crew import Crew
 from oapl.errors import ConfigError, InstallationError, StoreError
 from oapl.guard import WARNING, beta2_warning
 from oapl.opening import check_not_collapsed, check_same_run, open_run
-from oapl.paths import poll_s
+from oapl.paths import ObjectPath, poll_s
 from oapl.plan import plan_evaluation, plan_validation
 from oapl.processes import stop_on_signal, wait_until
 from oapl.progress import Progress
@@ -86,6 +86,8 @@ def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> st
     """
     from oapl import roles
 
+    if isinstance(run.path, ObjectPath):
+        run.path.check_conditional_writes()  # a bucket that is not there would be waited for
     with stop_on_signal() as stop:
         if not run.config_path.exists():
             console.print(f"waiting until {run.path} is opened by `oapl train` …", markup=False, highlight=False)
