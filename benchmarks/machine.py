@@ -49,6 +49,6 @@ def facts(*packages: str) -> dict[str, Any]:
 def write_results(args: argparse.Namespace, packages: tuple[str, ...], **found: Any) -> None:
     """Into `--output`, where it is given: what was found, with versions and the other arguments."""
     if args.output:
-        settings = {name: value for name, value in vars(args).items() if name not in ("output", "child")}
+        settings = {name: value for name, value in vars(args).items() if name not in ("output", "child", "data")}
         values = {**facts(*packages), "settings": settings, **found}
         args.output.write_text(json.dumps(values, indent=1, default=str) + "\n")
