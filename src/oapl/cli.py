@@ -208,7 +208,7 @@ def sample_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) 
         if arguments.run_dir is None:
             raise ConfigError("oapl sample: name a recipe, or the --run_dir of a run to sample for.")
         run = RunFolder(arguments.run_dir)
-        console.print(f"{run.path} {launch.assist(run, overrides, console)}", highlight=False)
+        console.print(f"{run.path} {launch.assist(run, overrides, console)}", highlight=False, soft_wrap=True)
         return 0
     recipe = load_recipe(arguments.recipe, overrides)
     run = RunFolder(run_dir_of(arguments))
