@@ -25,12 +25,13 @@ import ray.train
 import ray.train.torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from oapl import roles
 from oapl.config import Recipe, load_recipe
 from oapl.errors import ConfigError, LostRankError, OaplError, WorkerError
 from oapl.processes import pause
 from oapl.progress import Progress
 from oapl.results import is_finished, unsampled
-from oapl.sharding import backend_of
+from oapl.sharding import Place, backend_of, joined
 from oapl.store import RunFolder
 from oapl.types import Events
 
@@ -99,22 +100,14 @@ class SamplerActor:
         self._run, self._post = RunFolder(run_dir), Post(mailbox)
 
     def sample(self) -> None:
-        from oapl import roles
-
         self._post.send("start", "a sampler")
         run, recipe = self._run, load_recipe(self._run.config_path)
         find_work, is_over = partial(unsampled, recipe, run), partial(is_finished, recipe, run)
         roles.assist(recipe, run, self._post.events(), find_work, is_over)
 
-    def pid(self) -> int:
-        return os.getpid()
-
 
 def train_rank(settings: Mapping[str, Any]) -> None:
     """One rank of the trainer, in a worker of Ray Train. An error that another try would meet again ends all tries."""
-    from oapl import roles
-    from oapl.sharding import Place, joined
-
     post = Post(settings["mailbox"])
     try:
         work_in(settings["folder"])
