@@ -49,7 +49,7 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
         if run.summary_path.exists() and is_finished(recipe, run):
             with suppress(StoreError):  # a damaged one is made again
                 return read_json(run.summary_path)
-        resumed_from = max(run.checkpoint_steps(), default=0)
+        resumed_from = run.last_step()
         check_not_collapsed(recipe, run)
         launch = LAUNCHES[recipe.launch.kind]
         with telling(recipe, run, progress) as on_step:

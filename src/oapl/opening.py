@@ -61,7 +61,7 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
 def check_not_past_its_end(recipe: Recipe, run: RunFolder) -> None:
     """Raises ConfigError where a run has been trained for longer than it is to be."""
     num_steps = recipe.trainer.num_steps
-    if (step := max(run.checkpoint_steps(), default=0)) > num_steps:
+    if (step := run.last_step()) > num_steps:
         raise ConfigError(
             f"{run.path} has been trained for {step} steps, more than trainer.num_steps = {num_steps}. "
             f"Give at least {step}, or choose another run_dir."
@@ -138,7 +138,7 @@ def check_whole_imports(run: RunFolder) -> None:
 def check_anchors(recipe: Recipe, run: RunFolder, recorded: dict[int, RoundFolder]) -> None:
     """Raises ConfigError where the policy that sampled another run's round, still to be trained on, cannot be had."""
     imported = {index: run.round(index) for index in run.round_indices() if run.round(index).is_imported()}
-    first = max(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps
+    first = run.last_step() // recipe.trainer.weight_sync_steps
     for index, folder in {**recorded, **imported}.items():
         if index >= first:
             try:

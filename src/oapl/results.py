@@ -87,7 +87,7 @@ def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], 
 
 def unsampled(recipe: Recipe, run: RunFolder) -> Iterator[Work]:
     """What of a run can be sampled now and is not complete: rounds first, for which the trainer waits."""
-    trained = max(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps
+    trained = run.last_step() // recipe.trainer.weight_sync_steps
     for index in range(trained, recipe.trainer.num_rounds):
         folder, policy = run.round(index), run.policy(recipe.policy_of_round(index))
         if policy is None:

@@ -327,7 +327,7 @@ def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None
     index of the first round that still lacks its policy, or is not filled when told to stop; None where all are filled.
     """
     recipe = sampler.recipe
-    trained = max(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps
+    trained = run.last_step() // recipe.trainer.weight_sync_steps
     unfilled = list(range(trained, recipe.trainer.num_rounds))
     while unfilled:
         for index in list(unfilled):

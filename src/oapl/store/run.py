@@ -226,6 +226,10 @@ class RunFolder:
     def checkpoint_steps(self) -> list[int]:
         return sealed_folders(self.path / "checkpoints")
 
+    def last_step(self) -> int:
+        """That of the newest checkpoint, or 0 without one."""
+        return max(self.checkpoint_steps(), default=0)
+
     def write_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
         if not (self.checkpoint_path(step) / SEAL).exists():
             self._write_sealed(self.checkpoint_path(step), step, write)
