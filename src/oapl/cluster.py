@@ -103,7 +103,7 @@ class SamplerActor:
         self._post.send("start", "a sampler")
         run, recipe = self._run, load_recipe(self._run.config_path)
         find_work, is_over = partial(unsampled, recipe, run), partial(is_finished, recipe, run)
-        roles.assist(recipe, run, self._post.events(), find_work, is_over)
+        roles.sample(recipe, run, self._post.events(), find_work, is_over)
 
 
 def train_rank(settings: Mapping[str, Any]) -> None:

@@ -22,7 +22,16 @@ from oapl.paths import ObjectPath, poll_s
 from oapl.plan import plan_evaluation, plan_validation
 from oapl.processes import stop_on_signal, wait_until
 from oapl.progress import Progress
-from oapl.results import finish, is_finished, reported, unsampled, unvalidated
+from oapl.results import (
+    finish,
+    is_filled,
+    is_finished,
+    reported,
+    unfilled,
+    unsampled,
+    unsampled_rounds,
+    unvalidated,
+)
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside, read_json
 from oapl.tasks import Task, make_task
@@ -60,7 +69,7 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
 
 
 def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
-    """Samples on its own: see `oapl.sampler.run_sampler`."""
+    """Samples every round whose policy is there. Returns the index of the first unfilled one; None where all are."""
     from oapl import roles
     from oapl.train_loop import ensure_first_policy
 
@@ -73,7 +82,9 @@ def sample(recipe: Recipe, run: RunFolder, progress: Progress) -> int | None:
         check_same_run(recipe, run)
         check_not_collapsed(recipe, run)
         progress.phase("sampling")
-        return roles.sample(recipe, run, events, follow=False)
+        find_work = partial(unsampled_rounds, recipe, run)
+        roles.sample(recipe, run, events, find_work, lambda: next(find_work(), None) is None)
+        return next(unfilled(recipe, run), None)
 
 
 def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> str:
@@ -108,7 +119,7 @@ def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> st
 
         with Progress(recipe, console) as progress, stoppable(progress) as events:
             progress.phase("sampling")
-            roles.assist(recipe, run, events, partial(unsampled, recipe, run), is_over, on_wait)
+            roles.sample(recipe, run, events, partial(unsampled, recipe, run), is_over, on_wait)
         if (how := how_ended(recipe, run)) is not None:
             return how
 
@@ -303,8 +314,9 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
             if not trained:
                 progress.phase("training")
                 samplers = [f"sampler-{number}" for number in range(recipe.launch.num_samplers)]
+                find_work, is_over = partial(unsampled_rounds, recipe, run), partial(is_filled, recipe, run)
                 for sampler in samplers:
-                    crew.start(sampler, "sample", follow=True)
+                    crew.start(sampler, "sample", find_work=find_work, is_over=is_over)
                 crew.wait_for(*trainers, *samplers)
             prepare_validations(recipe, run, progress)
             if steps := unvalidated(recipe, run):

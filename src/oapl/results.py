@@ -85,15 +85,31 @@ def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], 
     return run.selected(step), partial(run.snapshot, step)
 
 
-def unsampled(recipe: Recipe, run: RunFolder) -> Iterator[Work]:
-    """What of a run can be sampled now and is not complete: rounds first, for which the trainer waits."""
+def unfilled(recipe: Recipe, run: RunFolder) -> Iterator[int]:
+    """The rounds that are neither trained nor sampled whole, in order."""
     trained = run.last_step() // recipe.trainer.weight_sync_steps
     for index in range(trained, recipe.trainer.num_rounds):
-        folder, policy = run.round(index), run.policy(recipe.policy_of_round(index))
-        if policy is None:
-            break
-        if not (folder.is_sealed() and folder.is_of(policy)):
-            yield folder, policy, partial(plan_round, recipe, policy=policy, index=index)
+        folder = run.round(index)
+        if not (folder.is_sealed() and folder.is_of(run.policy(recipe.policy_of_round(index)))):
+            yield index
+
+
+def is_filled(recipe: Recipe, run: RunFolder) -> bool:
+    """Whether every round is sampled whole."""
+    return next(unfilled(recipe, run), None) is None
+
+
+def unsampled_rounds(recipe: Recipe, run: RunFolder) -> Iterator[Work]:
+    """The unfilled rounds that have their policy."""
+    for index in unfilled(recipe, run):
+        if (policy := run.policy(recipe.policy_of_round(index))) is None:
+            return
+        yield run.round(index), policy, partial(plan_round, recipe, policy=policy, index=index)
+
+
+def unsampled(recipe: Recipe, run: RunFolder) -> Iterator[Work]:
+    """What of a run can be sampled now and is not complete: rounds first, for which the trainer waits."""
+    yield from unsampled_rounds(recipe, run)
     if recipe.evaluation.eval_on_start and (policy := run.policy(0)) is not None and not run.is_evaluated(0):
         yield run.evaluation(0), policy, partial(plan_evaluation, recipe, policy=policy)
     waiting = unvalidated(recipe, run)

@@ -19,7 +19,7 @@ from oapl.model import resolve
 from oapl.paths import StorePath, poll_s
 from oapl.plan import Work, plan_evaluation, plan_round, plan_validation
 from oapl.processes import pause, wait_until
-from oapl.sampler import Sampler, run_sampler
+from oapl.sampler import Sampler
 from oapl.sharding import Place, Ranks, joined
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import digest_file
@@ -28,7 +28,7 @@ from oapl.tasks import make_task
 from oapl.train_loop import follow, run_trainer
 from oapl.types import Events, PolicyRef, Round
 
-IDLE_S = 0.2
+IDLE_S = 0.05
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 """Those of the first kind that a model's folder has are its weights."""
 
@@ -55,14 +55,7 @@ def train_as(ranks: Ranks, recipe: Recipe, run: RunFolder, events: Events, patie
             follow(recipe, run, events.should_stop, ranks)
 
 
-def sample(recipe: Recipe, run: RunFolder, events: Events, *, follow: bool) -> int | None:
-    """See `run_sampler` for what is returned."""
-    use_threads(recipe.engine.num_threads)
-    with closing(Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)) as sampler:
-        return run_sampler(sampler, run, follow=follow)
-
-
-def assist(
+def sample(
     recipe: Recipe,
     run: RunFolder,
     events: Events,
@@ -76,11 +69,10 @@ def assist(
     with closing(Sampler(recipe, run.verified_policy_path, events.should_stop, events.on_shard)) as sampler:
         plans: dict[tuple[StorePath, PolicyRef], Round] = {}
         while not events.should_stop() and not is_over():
-            before = sampler.num_stored
+            before, known, plans = sampler.num_stored, plans, {}
             for folder, policy, plan in find_work():
                 key = (folder.path, policy)
-                if key not in plans:
-                    plans[key] = plan(task=sampler.task)
+                plans[key] = known.get(key) or plan(task=sampler.task)
                 sampler.work_on(folder, plans[key])
                 if events.should_stop():
                     return

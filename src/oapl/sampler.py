@@ -18,9 +18,9 @@ from oapl.errors import StoreError, TaskError
 from oapl.judging import MAX_FAILED_IN_A_ROW, Judge, shard_event
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.paths import StorePath, poll_s
-from oapl.plan import SEED_STRIDE, derive_seed, plan_round, scoring_params, shards_per_block, training_params
+from oapl.plan import SEED_STRIDE, derive_seed, scoring_params, shards_per_block, training_params
 from oapl.processes import pause
-from oapl.store import RoundFolder, RunFolder
+from oapl.store import RoundFolder
 from oapl.store.files import move_aside
 from oapl.store.leases import Leases
 from oapl.store.rounds import is_judged_as
@@ -318,32 +318,3 @@ def check_known(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: PreTrained
             f"its tokenizer ({tokenizer.unk_token}). Use another model, or prompts in the words it knows "
             f"(builtin:countdown reads countdown problems only)."
         )
-
-
-def run_sampler(sampler: Sampler, run: RunFolder, *, follow: bool) -> int | None:
-    """Fills every round of the run whose policy is there, and with `follow` waits for those to come.
-
-    Where others have in their hands what is left of a round, the next is begun, if its policy is there. Returns the
-    index of the first round that still lacks its policy, or is not filled when told to stop; None where all are filled.
-    """
-    recipe = sampler.recipe
-    trained = run.last_step() // recipe.trainer.weight_sync_steps
-    unfilled = list(range(trained, recipe.trainer.num_rounds))
-    while unfilled:
-        for index in list(unfilled):
-            folder, policy = run.round(index), run.policy(recipe.policy_of_round(index))
-            if folder.is_sealed() and folder.is_of(policy):
-                unfilled.remove(index)
-                continue
-            if policy is None:
-                if not follow and index == unfilled[0]:
-                    return index
-                break
-            if sampler.work_on(folder, plan_round(recipe, sampler.task, policy, index)):
-                unfilled.remove(index)
-            if sampler.should_stop():
-                return index
-        if sampler.should_stop():
-            return unfilled[0] if unfilled else None
-        pause(poll_s(run.path), sampler.should_stop)
-    return None
