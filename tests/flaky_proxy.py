@@ -1,9 +1,10 @@
 """A program between a client and an S3 server that behaves as stores do on a bad day.
 
-    python flaky_proxy.py PORT SERVER_PORT FAILING SLOW SEED
+    python flaky_proxy.py PORT SERVER_PORT FAILING SLOW SEED [HELD]
 
 Of all requests the share FAILING is answered 500, 503, or not at all, half of them after the server did as it was told;
-the share SLOW waits up to a second.
+the share SLOW waits up to a second. With HELD, the first upload of a shard stays half done, and the file of that
+name says so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientSession, web
@@ -19,10 +21,15 @@ from yarl import URL
 port, server_port = int(sys.argv[1]), int(sys.argv[2])
 failing, slow = float(sys.argv[3]), float(sys.argv[4])
 draw = random.Random(int(sys.argv[5]))
+held = Path(sys.argv[6]) if len(sys.argv) > 6 else None
 HOP = {"transfer-encoding", "connection", "keep-alive", "content-encoding"}
 
 
 async def handle(request: web.Request) -> web.StreamResponse:
+    if held is not None and not held.exists() and request.method == "PUT" and "/groups-" in request.path:
+        await request.content.readany()
+        held.touch()
+        await asyncio.sleep(3600)  # its client is killed before
     body = await request.read()
     if draw.random() < slow:
         await asyncio.sleep(draw.random())

@@ -24,7 +24,15 @@ from oapl import paths
 from oapl.errors import ConfigError, StoreError
 from oapl.paths import ObjectPath, store_path
 from oapl.store import RoundFolder, RunFolder, files
-from oapl.store.files import SEAL, digest_file, local_folder, move_aside, verify_sealed_folder, write_sealed_folder
+from oapl.store.files import (
+    SEAL,
+    digest_file,
+    local_folder,
+    move_aside,
+    read_json,
+    verify_sealed_folder,
+    write_sealed_folder,
+)
 from oapl.store.leases import Leases
 from oapl.store.order import remove_leftovers
 from oapl.types import PolicyRef
@@ -35,6 +43,7 @@ pytest.importorskip("s3fs")
 ClientError = pytest.importorskip("botocore.exceptions").ClientError
 
 HERE = Path(__file__).parent
+COUNTDOWN = HERE.parent / "recipes" / "countdown.toml"
 POLICY = PolicyRef(version=4, step=200, digest="ab" * 32)
 
 
@@ -377,8 +386,8 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "oapl", *map(str, words)]
 
 
-def run_oapl(*words: object) -> str:
-    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=600)
+def run_oapl(*words: object, timeout: float = 600) -> str:
+    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -453,3 +462,63 @@ def test_errors_slow_answers_and_restarts_of_the_store_change_no_bit(
     assert process.returncode == 0, output.decode()
     assert same_results(inside, run)
     assert_complete(inside, 12, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_countdown_recipe_in_a_store_on_bad_days(bucket: ObjectPath, server: int, tmp_path: Path, record_property):
+    """Two samplers join, each by a gateway of its own. One is killed while a shard of its goes up, and another comes;
+    5 % of all requests fail and 5 % are slow; the trainer's gateway is killed twice, for ten seconds."""
+    run, inside = RunFolder(tmp_path / "on_disk"), RunFolder(bucket / "run")
+    run_oapl("train", COUNTDOWN, "--run_dir", run.path, timeout=3000)
+    gateways, held = [free_port() for _ in range(3)], tmp_path / "held"
+
+    def gateway(number: int, *held: Path) -> Any:
+        port = gateways[number]
+        proxy = [sys.executable, HERE / "flaky_proxy.py", port, server, 0.05, 0.05, number, *held]
+        return serving([*map(str, proxy)], port)
+
+    def start(number: int, *words: object) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{gateways[number]}",
+            "OAPL_CACHE": str(tmp_path / f"cache-{number}"),
+        }
+        with open(tmp_path / f"log-{number}", "ab") as log:
+            return subprocess.Popen(
+                command(*words, "--run_dir", inside.path), env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def wait_for_steps(count: int) -> None:
+        give_up = time.monotonic() + 1200
+        while len(inside.metrics()) < count:
+            assert train.poll() is None, (tmp_path / "log-0").read_text()
+            assert time.monotonic() < give_up
+            time.sleep(0.5)
+
+    with gateway(1, held), gateway(2):
+        with gateway(0) as first:
+            train = start(0, "train", COUNTDOWN, "--launch.num_samplers", 0, "--launch.lease_s", 10)
+            samplers = [start(1, "sample")]
+            while not held.exists():
+                assert samplers[0].poll() is None, (tmp_path / "log-1").read_text()
+                time.sleep(0.1)
+            samplers[0].kill()
+            samplers = [start(1, "sample"), start(2, "sample")]
+            wait_for_steps(30)
+            first.kill()
+            first.wait()
+            time.sleep(10)
+        with gateway(0) as second:
+            wait_for_steps(90)
+            second.kill()
+            second.wait()
+            time.sleep(10)
+        with gateway(0):
+            assert train.wait(timeout=2000) == 0, (tmp_path / "log-0").read_text()
+            assert [sampler.wait(timeout=120) for sampler in samplers] == [0, 0]
+    results = [read_json(each.summary_path)["final"]["pass_at_k"]["1"] for each in (run, inside)]
+    record_property("pass@1", results)
+    assert results[0] == results[1]
+    assert same_results(inside, run)
+    assert_complete(inside, 150, 50)
