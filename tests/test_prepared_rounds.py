@@ -77,7 +77,7 @@ def test_what_is_trained_on_may_have_verdicts_of_several(tmp_path: Path):
         ({"problems": "56" * 32}, "problems or prompts"),
         ({"prompt_ids": ("train/0",)}, "prompts or seed"),
         ({"seed": 1}, "prompts or seed"),
-        ({"sampling": SamplingParams(0.5, 8, 2)}, "settings of sampling"),
+        ({"sampling": SamplingParams(0.5, 8, 2)}, r"settings of sampling \(temperature 1.0 and not 0.5\)"),
     ],
 )
 def test_answers_to_other_problems_are_not_graded_again(tmp_path: Path, change: dict[str, Any], what: str):

@@ -276,6 +276,23 @@ def test_a_missing_model_is_named(write_recipe, run: RunFolder, capsys):
     assert "model.name_or_path = './no/such/model': its model cannot be loaded. Give a folder, a name" in message
 
 
+def test_a_folder_that_holds_other_things_is_no_place_for_a_run(write_recipe, run: RunFolder, capsys):
+    run.path.mkdir()
+    for name in ("train.log", "thesis.tex"):
+        (run.path / name).touch()
+    assert main(["train", str(write_recipe()), "--run_dir", str(run.path)]) == 2
+    assert (
+        "run is no run and not empty: it holds thesis.tex. Name a new folder as --run_dir." in capsys.readouterr().err
+    )
+    (run.path / "thesis.tex").unlink()
+    assert main(["train", str(write_recipe()), "--run_dir", str(run.path)]) == 0
+
+
+def test_the_last_step_is_told_however_short_the_run(write_recipe, run: RunFolder, capsys):
+    assert main(["train", str(write_recipe()), "--run_dir", str(run.path)]) == 0
+    assert "step 12/12" in capsys.readouterr().out
+
+
 def test_a_folder_that_is_no_model_is_named(write_recipe, run: RunFolder, capsys, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     message = refusal(write_recipe(model={"name_or_path": str(tmp_path / "empty")}), run, capsys)

@@ -26,6 +26,7 @@ from oapl.config import (
 )
 from oapl.errors import ConfigError, StoreError
 from oapl.launch import prepare, stoppable
+from oapl.opening import check_is_free
 from oapl.paths import StorePath
 from oapl.plan import plan_evaluation
 from oapl.progress import Progress
@@ -44,7 +45,6 @@ DEFAULTS: Mapping[str, Any] = {
 """Of an evaluation without a recipe, which trains nothing."""
 ALL_PROMPTS = 1_000_000
 SHOWN_FAILURES = 3
-SHOWN_NAMES = 3
 OF_THE_MODEL = ("chat", "system_prompt", "chat_template_kwargs", "answer_after", "reward_timeout_s", "num_workers")
 """What a run's task says of the model, whatever the problems."""
 OF_THE_KIND = ("prompt_template", "test_timeout_s", "max_tests")
@@ -215,16 +215,6 @@ def has_chat_template(name_or_path: str) -> bool:
     return load_tokenizer(name_or_path).chat_template is not None
 
 
-def check_is_free(path: StorePath) -> None:
-    """Raises ConfigError where a folder holds something, and no evaluation."""
-    names = sorted(each.name for each in path.glob("[!.]*"))
-    if names and not any(path.glob("round.json*")):
-        raise ConfigError(
-            f"{path} is no evaluation and not empty: it holds {', '.join(names[:SHOWN_NAMES])}. Name a new folder as "
-            f"--output_dir."
-        )
-
-
 def run_of(path: StorePath) -> RunFolder | None:
     """The run that an evaluation is part of."""
     folder = path.resolve().parent
@@ -267,7 +257,7 @@ def assess(
     from oapl import roles
 
     weights, path = target.weights, folder.path
-    check_is_free(path)
+    check_is_free(path, "evaluation", "output_dir", is_one=any(path.glob("round.json*")))
     with locked(path), Progress(recipe, console) as progress, stoppable(progress) as events:
         folder.finish_adopting()
         for damage in folder.set_damage_aside():

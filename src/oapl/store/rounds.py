@@ -212,7 +212,9 @@ class RoundFolder:
             round, verifier=stored.verifier, gold=stored.gold, problems=stored.problems and round.problems
         ):
             return
-        what = "settings of sampling" if stored.sampling != round.sampling else "prompts or seed"
+        before, now = vars(stored.sampling), vars(round.sampling)
+        changed = [f"{name} {value} and not {now[name]}" for name, value in before.items() if value != now[name]]
+        what = f"settings of sampling ({', '.join(changed)})" if changed else "prompts or seed"
         if stored.policy != round.policy:
             what = f"weights ({stored.policy.digest[:12]}…)"
         elif stored.problems and stored.problems != round.problems:
