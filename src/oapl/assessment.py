@@ -31,7 +31,7 @@ from oapl.paths import StorePath
 from oapl.plan import plan_evaluation
 from oapl.progress import Progress
 from oapl.report import evaluation_table
-from oapl.results import is_finished, reported, summarize_evaluation
+from oapl.results import final_scoring, is_finished, summarize_evaluation
 from oapl.store import RoundFolder, RunFolder
 from oapl.store.files import move_aside, write_bytes
 from oapl.store.leases import lock
@@ -103,10 +103,8 @@ def find_target(name: str, version: int | None, output_dir: Path | None) -> Targ
     if not versions:
         raise ConfigError(f"{run.path} has no policies yet. Start it with `oapl train RECIPE --run_dir {run.path}`.")
     if version is None and recipe.selection is not None and is_finished(recipe, run):
-        folder, find = reported(recipe, run)
-        policy = find()
-        assert policy is not None
-        return Target(name, Weights(run, f"step {policy.step} (chosen)", find, folder), recipe, output_dir)
+        final = final_scoring(recipe, run)
+        return Target(name, Weights(run, f"step {final.step} (chosen)", final.find, final.folder), recipe, output_dir)
     if version is not None and version not in versions:
         raise ConfigError(f"{run.path} has policies {versions}; policy {version} is not among them.")
     chosen = versions[-1] if version is None else version

@@ -23,10 +23,12 @@ from oapl.plan import plan_evaluation, plan_validation
 from oapl.processes import stop_on_signal, wait_until
 from oapl.progress import Progress
 from oapl.results import (
+    Scoring,
+    base_scoring,
+    evaluations,
     finish,
     is_filled,
     is_finished,
-    reported,
     unfilled,
     unsampled,
     unsampled_rounds,
@@ -194,19 +196,6 @@ def stoppable(progress: Progress) -> Iterator[Events]:
 
 # What is scored
 
-Find = Callable[[], PolicyRef | None]
-"""The weights to be scored, once they are there."""
-
-
-def evaluations(recipe: Recipe, run: RunFolder) -> Iterator[tuple[str, RoundFolder, Find]]:
-    """What the summary compares: the model as it came, where that is asked for, and the weights that are reported.
-
-    Both are looked at when the run ends, since a reward may have been mended after the first was graded.
-    """
-    if recipe.evaluation.eval_on_start:
-        yield "base evaluation", run.evaluation(0), partial(run.policy, 0)
-    yield "final evaluation", *reported(recipe, run)
-
 
 def prepare_validations(recipe: Recipe, run: RunFolder, progress: Progress) -> None:
     if recipe.selection is not None:
@@ -258,14 +247,14 @@ def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, events: Event
     roles.use_threads(recipe.trainer.num_threads)
     ensure_first_policy(recipe, run)
 
-    def evaluate(name: str, folder: RoundFolder, find: Find) -> None:
-        prepare(recipe, plan_evaluation, [(folder, find())], progress)
-        if not folder.is_complete_of(find()) and not events.should_stop():
-            progress.phase(name)
-            roles.evaluate(recipe, run, events, folder=folder, find=find)
+    def evaluate(each: Scoring) -> None:
+        prepare(recipe, each.plan, [(each.folder, each.find())], progress)
+        if not each.is_complete() and not events.should_stop():
+            progress.phase(each.name)
+            roles.evaluate(recipe, run, events, folder=each.folder, find=each.find)
 
     if recipe.evaluation.eval_on_start:
-        evaluate("base evaluation", run.evaluation(0), partial(run.policy, 0))
+        evaluate(base_scoring(run))
     if not events.should_stop():
         progress.phase("training")
         roles.train_inline(recipe, run, events)
@@ -276,7 +265,7 @@ def run_inline(recipe: Recipe, run: RunFolder, progress: Progress, events: Event
             roles.validate(recipe, run, events, steps=steps)
     if not events.should_stop():
         for each in evaluations(recipe, run):
-            evaluate(*each)
+            evaluate(each)
 
 
 # Several processes
@@ -291,13 +280,13 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
         run.has_policy(0) and run.has_policy(last) and snapshots <= set(run.snapshot_steps())
     )  # else it makes them
 
-    def evaluate(name: str, folder: RoundFolder, find: Find) -> None:
-        if folder.is_begun():
-            crew.wait_until(lambda: find() is not None)
-        prepare(recipe, plan_evaluation, [(folder, find())], progress)
-        if not folder.is_complete_of(find()):
-            progress.phase(name)
-            run_workers(crew, recipe, "evaluate", folder=folder, find=find)
+    def evaluate(each: Scoring) -> None:
+        if each.folder.is_begun():
+            crew.wait_until(lambda: each.find() is not None)
+        prepare(recipe, each.plan, [(each.folder, each.find())], progress)
+        if not each.is_complete():
+            progress.phase(each.name)
+            run_workers(crew, recipe, "evaluate", folder=each.folder, find=each.find)
 
     with tempfile.TemporaryDirectory(prefix="oapl-") as scratch:
         try:
@@ -310,7 +299,7 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
                 crew.wait_until(partial(is_finished, recipe, run))
                 return
             if recipe.evaluation.eval_on_start:
-                evaluate("base evaluation", run.evaluation(0), partial(run.policy, 0))
+                evaluate(base_scoring(run))
             if not trained:
                 progress.phase("training")
                 samplers = [f"sampler-{number}" for number in range(recipe.launch.num_samplers)]
@@ -323,7 +312,7 @@ def run_processes(recipe: Recipe, run: RunFolder, progress: Progress, events: Ev
                 progress.phase("validation")
                 run_workers(crew, recipe, "validate", steps=steps)
             for each in evaluations(recipe, run):
-                evaluate(*each)
+                evaluate(each)
         except BaseException:
             crew.stop()
             raise

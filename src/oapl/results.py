@@ -16,37 +16,92 @@ from oapl.report import plot_pass_at_k, summarize, summarize_run
 from oapl.store import RoundFolder, RunFolder, Unscored
 from oapl.store.files import SEAL, write_json
 from oapl.store.run import num_sampled
-from oapl.types import PolicyRef
+from oapl.types import PolicyRef, Round
 
 CHOICES: dict[tuple[bytes, ...], Choice] = {}
 """Those made already, by the task and the seals of the validations, which hold the digests of all their shards."""
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """Some weights of a run, and the problems that they are scored on."""
+
+    name: str
+    folder: RoundFolder
+    find: Callable[[], PolicyRef | None]
+    """The weights, once they are there."""
+    plan: Callable[..., Round]
+    """Of `recipe`, `task` and `policy`."""
+    version: int | None
+    """Of a policy; of a snapshot None."""
+    step: int
+
+    def is_complete(self) -> bool:
+        return self.folder.is_complete_of(self.find())
+
+
+def scorings(recipe: Recipe, run: RunFolder) -> Iterator[Scoring]:
+    """What a run scores, in order. Of the snapshots, one is evaluated, which shows once all are validated."""
+    if recipe.evaluation.eval_on_start:
+        yield base_scoring(run)
+    steps = () if recipe.selection is None else (0, *recipe.snapshot_steps)
+    validations = [
+        Scoring(
+            "validation", run.validation(step), partial(run.snapshot, step), plan_validation, None if step else 0, step
+        )
+        for step in steps
+    ]
+    yield from validations
+    if all(each.is_complete() for each in validations):
+        yield final_scoring(recipe, run)
+
+
+def evaluations(recipe: Recipe, run: RunFolder) -> Iterator[Scoring]:
+    """What the summary compares: the model as it came, where that is asked for, and the weights that are reported.
+
+    Both are looked at when the run ends, since a reward may have been mended after the first was graded.
+    """
+    if recipe.evaluation.eval_on_start:
+        yield base_scoring(run)
+    yield final_scoring(recipe, run)
+
+
+def base_scoring(run: RunFolder) -> Scoring:
+    """Of the model as it came."""
+    return Scoring("base evaluation", run.evaluation(0), partial(run.policy, 0), plan_evaluation, 0, 0)
+
+
+def final_scoring(recipe: Recipe, run: RunFolder) -> Scoring:
+    """Of the last policy, or of the best of the snapshots, all validated."""
+    name = "final evaluation"
+    if recipe.selection is None:
+        last, step = recipe.trainer.num_rounds, recipe.trainer.num_steps
+        return Scoring(name, run.evaluation(last), partial(run.policy, last), plan_evaluation, last, step)
+    step = choose(recipe, run).step
+    return Scoring(name, run.selected(step), partial(run.snapshot, step), plan_evaluation, None if step else 0, step)
+
+
+def incomplete(recipe: Recipe, run: RunFolder) -> Iterator[Scoring]:
+    return (each for each in scorings(recipe, run) if not each.is_complete())
+
+
 def is_finished(recipe: Recipe, run: RunFolder) -> bool:
     """Whether nothing is left to train or evaluate."""
-    return not unscored(recipe, run)
+    return next(incomplete(recipe, run), None) is None
 
 
 def unscored(recipe: Recipe, run: RunFolder) -> Unscored:
-    """What the run has yet to score. Which snapshot is to be evaluated shows once all are validated."""
-    last = recipe.trainer.num_rounds
-    versions = {0} if recipe.evaluation.eval_on_start and not run.is_evaluated(0) else set()
-    if recipe.selection is None:
-        return Unscored(frozenset(versions if run.is_evaluated(last) else {*versions, last}))
-    steps = unvalidated(recipe, run)
-    if not steps:
-        folder, find = reported(recipe, run)
-        if not folder.is_complete_of(policy := find()):
-            assert policy is not None
-            steps = [policy.step]
-    return Unscored(frozenset(versions | ({0} & set(steps))), frozenset(steps) - {0})
+    """What the run has yet to score, as far as that shows."""
+    left = list(incomplete(recipe, run))
+    return Unscored(
+        frozenset(each.version for each in left if each.version is not None),
+        frozenset(each.step for each in left if each.version is None),
+    )
 
 
 def unvalidated(recipe: Recipe, run: RunFolder) -> list[int]:
     """The steps of the snapshots whose validation is still to be sampled; 0 is the model as it came."""
-    if recipe.selection is None:
-        return []
-    return [step for step in (0, *recipe.snapshot_steps) if not run.is_validated(step)]
+    return [each.step for each in incomplete(recipe, run) if each.plan is plan_validation]
 
 
 @dataclass(frozen=True)
@@ -76,15 +131,6 @@ def choose(recipe: Recipe, run: RunFolder) -> Choice:
     return CHOICES[sealed]
 
 
-def reported(recipe: Recipe, run: RunFolder) -> tuple[RoundFolder, Callable[[], PolicyRef | None]]:
-    """The final evaluation's folder and weights: the last policy, or the best of the snapshots, all validated."""
-    if recipe.selection is None:
-        last = recipe.trainer.num_rounds
-        return run.evaluation(last), partial(run.policy, last)
-    step = choose(recipe, run).step
-    return run.selected(step), partial(run.snapshot, step)
-
-
 def unfilled(recipe: Recipe, run: RunFolder) -> Iterator[int]:
     """The rounds that are neither trained nor sampled whole, in order."""
     trained = run.last_step() // recipe.trainer.weight_sync_steps
@@ -110,22 +156,15 @@ def unsampled_rounds(recipe: Recipe, run: RunFolder) -> Iterator[Work]:
 def unsampled(recipe: Recipe, run: RunFolder) -> Iterator[Work]:
     """What of a run can be sampled now and is not complete: rounds first, for which the trainer waits."""
     yield from unsampled_rounds(recipe, run)
-    if recipe.evaluation.eval_on_start and (policy := run.policy(0)) is not None and not run.is_evaluated(0):
-        yield run.evaluation(0), policy, partial(plan_evaluation, recipe, policy=policy)
-    waiting = unvalidated(recipe, run)
-    for step in waiting:
-        if (policy := run.snapshot(step)) is not None:
-            yield run.validation(step), policy, partial(plan_validation, recipe, policy=policy)
-    if not waiting:
-        folder, find = reported(recipe, run)
-        if (policy := find()) is not None and not folder.is_complete_of(policy):
-            yield folder, policy, partial(plan_evaluation, recipe, policy=policy)
+    for each in incomplete(recipe, run):
+        if (policy := each.find()) is not None:
+            yield each.folder, policy, partial(each.plan, recipe, policy=policy)
 
 
 def finish(recipe: Recipe, run: RunFolder, *, wall_s: float, resumed_from: int) -> dict[str, Any]:
     """Writes summary.json and the picture from what the run folder holds."""
     base = read_scores(run.evaluation(0), recipe.task) if recipe.evaluation.eval_on_start else None
-    final = read_scores(reported(recipe, run)[0], recipe.task)
+    final = read_scores(final_scoring(recipe, run).folder, recipe.task)
     metrics = run.metrics()
     summary = {
         **summarize_run(base, final),
