@@ -230,6 +230,15 @@ def test_a_long_curve_is_thinned_to_means():
     assert thinned[-1] == 3999.5  # of 3999, 4000
 
 
+def test_a_run_whose_last_point_averages_fewer_steps_than_the_others_has_its_curves():
+    columns = curves([metrics_line(step, 50, 0) for step in range(1, 2002)])
+    # 2000 points hold at most two neighbours each, and the last of 2001 steps stands alone.
+    assert columns["step"][:2] == [1.5, 3.5]
+    assert columns["step"][-1] == 2001
+    assert columns["samples"][:2] == [12.0, 28.0]  # 8 a step
+    assert columns["samples"][-1] == 8 * 2001
+
+
 def test_seconds_are_summed_by_round_and_grading_is_not_counted_twice(tmp_path: Path):
     rounds = report(make_run(tmp_path / "run").path)["runs"][0]["rounds"]
     assert rounds["round"] == [0, 1]

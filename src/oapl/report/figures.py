@@ -183,11 +183,12 @@ def curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
     `samples` counts completions so far; `wall_s` adds up what the trainer's clock says of each step: saving,
     waiting for the shard, and the step itself.
     """
+    counts = [0 if record.get("epoch") else record.get("num_completions", 0) for record in records]
     seconds = sum(column(records, name, absent=0.0) for name in ("save_s", "wait_s", "step_s"))
     columns = {
         "step": column(records, "step"),
         "round": column(records, "round"),
-        "samples": np.cumsum([0 if record.get("epoch") else record.get("num_completions", 0) for record in records]),
+        "samples": np.cumsum(counts, dtype=np.float64),
         "wall_s": np.cumsum(seconds),
     }
     names = dict.fromkeys(line.metric for chart in CHARTS for line in chart.lines)
