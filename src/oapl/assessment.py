@@ -95,19 +95,19 @@ def find_target(name: str, version: int | None, output_dir: Path | None) -> Targ
             raise ConfigError(f"--policy {version}: {name} is not a run folder, so it has no policies. Leave it out.")
         return Target(name, None, recipe_around(Path(name)), output_dir)
     recipe = load_recipe(run.config_path)
-    versions = run.policy_versions()
-    if not versions and run.is_pruned():
+    newest = run.newest_version()
+    if newest is None and run.is_pruned():
         raise ConfigError(
             f"{run.path} holds the results of a study's run and no policies. Set the study's keep = 'all'."
         )
-    if not versions:
+    if newest is None:
         raise ConfigError(f"{run.path} has no policies yet. Start it with `oapl train RECIPE --run_dir {run.path}`.")
     if version is None and recipe.selection is not None and is_finished(recipe, run):
         final = final_scoring(recipe, run)
         return Target(name, Weights(run, f"step {final.step} (chosen)", final.find, final.folder), recipe, output_dir)
-    if version is not None and version not in versions:
-        raise ConfigError(f"{run.path} has policies {versions}; policy {version} is not among them.")
-    chosen = versions[-1] if version is None else version
+    if version is not None and not run.has_policy(version):
+        raise ConfigError(f"{run.path} has policies {run.policy_versions()}; policy {version} is not among them.")
+    chosen = newest if version is None else version
     weights = Weights(run, f"policy {chosen}", partial(run.policy, chosen), run.evaluation(chosen))
     return Target(name, weights, recipe, output_dir)
 

@@ -55,9 +55,11 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
         if recipe.recomputes_anchor:
             check_anchors(recipe, run, recorded)
         write_bytes(run.config_path, dump_recipe(recipe).encode())
+        first = run.last_step() // trainer.weight_sync_steps
         for index, source in recorded.items():
-            run.round(index).import_from(source)
-        check_whole_imports(run)
+            if index >= first:
+                run.round(index).import_from(source)
+        check_whole_imports(run, first)
         write_json(run.path / "environment.json", environment())
         return notes
 
@@ -73,7 +75,8 @@ def check_not_past_its_end(recipe: Recipe, run: RunFolder) -> None:
 
 
 def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
-    """The rounds of another run that this one trains on, by index: all that are sealed, and not begun here already.
+    """The rounds of another run that this one has yet to train on, by index: all that are sealed, and not begun here
+    already.
 
     Raises ConfigError where there is none, or where one does not fit the recipe.
     """
@@ -85,7 +88,9 @@ def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
     if source.is_pruned():
         raise ConfigError(f"{source.path} is a study's run whose rounds were removed. Set the study's keep = 'all'.")
     has_some = any(run.round(index).is_imported() for index in run.round_indices())
-    sealed = [i for i in source.round_indices() if i < recipe.trainer.num_rounds and source.round(i).is_sealed()]
+    first = min(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps  # if the newest are damaged
+    rounds = (i for i in source.round_indices(first) if i < recipe.trainer.num_rounds)
+    sealed = [i for i in rounds if source.round(i).is_sealed()]
     if not sealed and not has_some:
         raise ConfigError(
             f"launch.rounds_from = {recipe.launch.rounds_from!r} holds no sealed round. Give the folder of a run whose "
@@ -129,9 +134,10 @@ def check_same_tokens(recipe: Recipe, source: RunFolder, stored: Recipe) -> None
         )
 
 
-def check_whole_imports(run: RunFolder) -> None:
-    """Raises StoreError where a round that was brought in has lost shards, and its source has them no longer."""
-    for folder in (run.round(index) for index in run.round_indices()):
+def check_whole_imports(run: RunFolder, first: int) -> None:
+    """Raises StoreError where a round that was brought in, and is yet to be trained on, has lost shards, and its source
+    has them no longer."""
+    for folder in (run.round(index) for index in run.round_indices(first)):
         if folder.is_imported() and not folder.is_sealed():
             raise StoreError(
                 f"{folder.path} lacks some of its shards, and launch.rounds_from no longer has that round. Restore it, "
@@ -141,8 +147,8 @@ def check_whole_imports(run: RunFolder) -> None:
 
 def check_anchors(recipe: Recipe, run: RunFolder, recorded: dict[int, RoundFolder]) -> None:
     """Raises ConfigError where the policy that sampled another run's round, still to be trained on, cannot be had."""
-    imported = {index: run.round(index) for index in run.round_indices() if run.round(index).is_imported()}
     first = run.last_step() // recipe.trainer.weight_sync_steps
+    imported = {index: run.round(index) for index in run.round_indices(first) if run.round(index).is_imported()}
     for index, folder in {**recorded, **imported}.items():
         if index >= first:
             try:
@@ -176,7 +182,7 @@ def check_same_run(recipe: Recipe, run: RunFolder) -> None:
             f"{run.path} holds the results of a run whose rounds and policies were removed once it had ended "
             f"({run.pruned_path.name} lists them), so it cannot be continued. Choose another run_dir for a new run."
         )
-    if not run.round_indices() and not run.policy_versions():
+    if run.newest_version() is None and not run.round_indices():
         check_is_free(run.path, "run", "run_dir", is_one=run.config_path.exists())
         return  # nothing was made with whatever settings
     if not run.config_path.exists():

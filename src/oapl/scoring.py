@@ -51,12 +51,12 @@ def score_groups(run: RunFolder, sampled: Sequence[ShownGroup], seconds: float =
 
 def newest_policy(run: RunFolder) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
     """The model and tokenizer of the newest sealed policy, and its version. Raises StoreError or ModelError."""
-    versions = run.policy_versions()
-    policy = run.policy(versions[-1]) if versions else None
-    if policy is None:
+    version = run.newest_version()
+    policy = None if version is None else run.policy(version)
+    if version is None or policy is None:
         raise StoreError(f"{run.path} holds no policy any more, so there is nothing to score with")
     path = str(run.verified_policy_path(policy))
-    return load_model(path, "float32", "cpu"), load_tokenizer(path), versions[-1]
+    return load_model(path, "float32", "cpu"), load_tokenizer(path), version
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ def publish(trainer: Trainer, run: RunFolder) -> None:
     """
     version = trainer.step // trainer.config.weight_sync_steps
     policy = run.publish_policy(version, trainer.step, partial(fill_policy, trainer, run))
-    for index in run.round_indices():
+    for index in run.round_indices(version):  # no earlier one is of this policy
         if trainer.recipe.policy_of_round(index) == version and not run.round(index).is_of(policy):
             move_aside(run.round(index).path)
 

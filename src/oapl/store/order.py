@@ -61,13 +61,14 @@ class Order:
     def restore(self) -> list[str]:
         """Checks what the rest of the run will read; returns what was moved aside, and why.
 
+        What is trained already, of which a long run has much, is not looked at: its rounds, and their policies.
         Checkpoints are checked newest first until one is good. From its step on, every shard is checked, as are the
         evaluations, and the policies and snapshots that still have something to sample. A damaged one is made again
         from the checkpoint of its step, or from the model itself. Raises StoreError where there is no such checkpoint.
         """
-        remove_leftovers(self.run)
         step = self.newest_good_checkpoint()
-        self.set_unreadable_weights_aside()
+        remove_leftovers(self.run, self.round_of(step))
+        self.set_unreadable_weights_aside(step)
         self.set_future_aside(step)
         complete = self.check_rounds(step)
         self.check_evaluations()
@@ -79,6 +80,10 @@ class Order:
             if not self.check_snapshot(snapshot, step):
                 return self.restore()
         return self.notes
+
+    def round_of(self, step: int) -> int:
+        """The round that training goes on with after so many steps."""
+        return step // self.steps_per_round
 
     def newest_good_checkpoint(self) -> int:
         """The step that training goes on from."""
@@ -93,18 +98,19 @@ class Order:
 
     def set_future_aside(self, step: int) -> None:
         """Policies and snapshots of steps that are to be trained again, and the rounds that the policies sampled."""
-        for version in (v for v in self.run.policy_versions() if v * self.steps_per_round > step):
+        for version in self.run.policy_versions(self.round_of(step) + 1):
             reason = f"Step {version * self.steps_per_round} is trained again, so policy {version} is made anew"
-            for index in self.run.round_indices():
+            for index in self.run.round_indices(version):
                 if self.policy_of_round(index) == version and not self.run.round(index).is_imported():
                     self._set_aside(self.run.round(index).path, reason)
             self._set_aside(self.run.policy_path(version), reason)
         for snapshot in (s for s in self.run.snapshot_steps() if s > step):
             self._set_aside(self.run.snapshot_path(snapshot), f"Step {snapshot} is trained again")
 
-    def set_unreadable_weights_aside(self) -> None:
+    def set_unreadable_weights_aside(self, step: int) -> None:
+        first = self.policy_of_round(self.round_of(step))
         paths = [
-            *map(self.run.policy_path, self.run.policy_versions()),
+            *map(self.run.policy_path, (0, *self.run.policy_versions(max(1, first)))),
             *map(self.run.snapshot_path, self.run.snapshot_steps()),
         ]
         for path in paths:
@@ -119,7 +125,7 @@ class Order:
         if self.shards_per_round < self.steps_per_round:
             trained = 0  # a later epoch reads every shard again
         complete = set()
-        for index in (index for index in self.run.round_indices() if index >= first):
+        for index in self.run.round_indices(first):
             folder = self.run.round(index)
             round = self._checked(folder, first_shard=trained if index == first else 0)
             if round is None:
@@ -145,12 +151,12 @@ class Order:
     def policies_needed(self, step: int, complete: set[int], unscored: Unscored) -> list[int]:
         """Those that training has reached and that a round still has to be sampled from, or trained on with, or that
         are still to be evaluated."""
-        first = step // self.steps_per_round
-        imported = {index for index in self.run.round_indices() if self.run.round(index).is_imported()}
-        in_need = {first, first + 1, *self.run.round_indices()} - imported
+        first = self.round_of(step)
+        opened = self.run.round_indices(first)
+        in_need = {first, first + 1, *opened} - {index for index in opened if self.run.round(index).is_imported()}
         if not self.reads_samplers:
             in_need -= complete
-        versions = {self.policy_of_round(index) for index in in_need if first <= index < self.num_rounds}
+        versions = {self.policy_of_round(index) for index in in_need if index < self.num_rounds}
         versions |= unscored.versions
         return sorted(version for version in versions if version * self.steps_per_round <= step)
 
@@ -203,26 +209,30 @@ class Order:
         self.notes.append(f"{reason}. Moved to {move_aside(path).name}.")
 
 
-def remove_leftovers(run: RunFolder) -> None:
+def remove_leftovers(run: RunFolder, first_round: int = 0) -> None:
     """What a killed process had begun to write or to remove, under names that nothing reads.
 
-    Samplers may be at work on the run's rounds, so of these only what is too old to be in anyone's hands. Evaluations
-    on other problems (`benchmarks/`) are no work of the run's. In an object store, what the trainer had begun lies
-    under its final name and lacks its seal; whoever calls this holds the trainer's lock.
+    Rounds and policies before `first_round` are done with, and are not looked at. Samplers may be at work on the other
+    rounds, so of these only what is too old to be in anyone's hands. Evaluations on other problems (`benchmarks/`) are
+    no work of the run's. In an object store, what the trainer had begun lies under its final name and lacks its seal;
+    whoever calls this holds the trainer's lock.
     """
-    kinds = ("policies", "checkpoints", "snapshots")
+    kinds = {"policies": first_round, "checkpoints": 0, "snapshots": 0}
     if not isinstance(run.path, Path):
-        for folder in (run.path / kind for kind in kinds):
-            for number in set(numbered_folders(folder)) - set(sealed_folders(folder)):
-                remove_folder(folder / f"{number:06d}")
+        for kind, first in kinds.items():
+            found = {number for number in numbered_folders(run.path / kind) if number >= first}
+            for number in found - set(sealed_folders(run.path / kind, first)):
+                remove_folder(run.path / kind / f"{number:06d}")
         for path in cache_folder().glob(f"{UPLOAD}*"):
             if is_older(path, OLD_UPLOAD_S):
                 shutil.rmtree(path, ignore_errors=True)
         return
     trainers = (run.path, *(run.path / kind for kind in kinds))
     leftovers = [path for folder in trainers for end in ("partial", "removed") for path in folder.glob(f".*.{end}")]
-    for kind in ("rounds", *SCORED):
-        leftovers += [path for path in (run.path / kind).rglob(".*.partial") if is_older(path, OLD_S)]
+    sampled = [run.path / kind for kind in SCORED]
+    rounds = run.path / "rounds"
+    sampled += [rounds / f"{index:06d}" for index in numbered_folders(rounds) if index >= first_round]
+    leftovers += [path for folder in sampled for path in folder.rglob(".*.partial") if is_older(path, OLD_S)]
     for path in leftovers:
         with storing(path):
             if path.is_dir():

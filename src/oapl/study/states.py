@@ -88,7 +88,7 @@ def changed_settings(cell: Cell, run: RunFolder) -> list[str]:
     """What the cell has otherwise than its run, as `key: stored -> asked`. A run that goes on may change some settings,
     as `oapl train` lets it; the results of one that has ended are those of its settings, all of them."""
     ended = run.summary_path.exists() or run.collapse_path.exists()
-    if not ended and not run.round_indices() and not run.policy_versions():
+    if not ended and run.newest_version() is None and not run.round_indices():
         return []  # nothing was made with whatever settings
     if not run.config_path.exists():
         return ["config.toml is missing"]
