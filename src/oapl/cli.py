@@ -123,6 +123,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     inspect = add_command(commands, "inspect", inspect_command, "what is in a run folder", settings=False)
     inspect.add_argument("run_dir", type=store_path)
     inspect.add_argument("--groups", type=int, default=2, help="prompts to show with their completions")
+    inspect.add_argument("--rounds", type=int, default=20, help="rounds to show, the newest; older ones are not read")
 
     report = add_command(commands, "report", report_command, "one HTML page on runs or on a study", settings=False)
     report.add_argument("paths", type=store_path, nargs="+", metavar="RUN", help="run folders, or one study folder")
@@ -306,7 +307,9 @@ def inspect_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
     from oapl.inspection import inspect
     from oapl.store import RunFolder
 
-    inspect(RunFolder(arguments.run_dir), Console(), max(0, arguments.groups))
+    if arguments.rounds < 1:
+        raise ConfigError(f"--rounds {arguments.rounds}: give the number of rounds to show, 1 or more.")
+    inspect(RunFolder(arguments.run_dir), Console(), max(0, arguments.groups), arguments.rounds)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,12 +16,13 @@ from oapl.errors import StoreError
 from oapl.guard import collapse_error
 from oapl.report import summary_table
 from oapl.store import RoundFolder, RunFolder
-from oapl.store.files import read_json
+from oapl.store.files import numbered_folders, read_json
 from oapl.types import Group
 
 
-def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
-    """Prints a run's progress, policies, rounds, where time went, and some completions. Raises StoreError."""
+def inspect(run: RunFolder, console: Console, num_groups: int = 2, num_rounds: int = 20) -> None:
+    """Prints a run's progress, its newest rounds and their policies, where time went, and some completions; older
+    rounds are not looked at. Raises StoreError."""
     if RoundFolder(run.path).is_open():
         raise StoreError(
             f"{run.path} is an evaluation and no run: the same `oapl eval` shows its table, and its Parquet files hold "
@@ -32,6 +33,7 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
     recipe = load_recipe(run.config_path)
     metrics = run.metrics()
     step = metrics[-1]["step"] if metrics else 0
+    first = max(0, max(numbered_folders(run.path / "rounds"), default=0) + 1 - num_rounds)
     console.print(
         f"{run.path}: step {step} of {recipe.trainer.num_steps}, model {recipe.model.name_or_path}, "
         f"task {recipe.task.name}, L = {recipe.trainer.weight_sync_steps}, G = {recipe.sampling.num_generations}, "
@@ -49,16 +51,23 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
             soft_wrap=True,
         )
     else:
+        since = f" (since {first})" if first > 0 else ""
         console.print(
-            f"policies sealed: {run.policy_versions()}   checkpoints: {run.checkpoint_steps()}",
+            f"policies sealed{since}: {run.policy_versions(first)}   checkpoints: {run.checkpoint_steps()}",
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
     if recipe.selection is not None and not run.is_pruned():
         console.print(f"snapshots sealed: {run.snapshot_steps()}", highlight=False, soft_wrap=True)
-    if run.round_indices():
-        console.print(rounds_table(run, metrics, recipe.trainer.weight_sync_steps))
+    if indices := run.round_indices(first):
+        console.print(rounds_table(run, indices, metrics, recipe.trainer.weight_sync_steps))
+        if first > 0:
+            console.print(
+                f"{first} older rounds are not shown: --rounds {first + num_rounds} shows all.",
+                highlight=False,
+                soft_wrap=True,
+            )
         console.print(
             "wall: the trainer's clock over the round. sample, train: what each side was busy for. "
             "overlap: wall / the longer of the two; 1.00 hides the shorter side wholly.",
@@ -66,7 +75,7 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2) -> None:
             highlight=False,
             soft_wrap=True,
         )
-        for group in islice(last_groups(run), num_groups):
+        for group in islice(last_groups(run, indices), num_groups):
             print_group(group, console)
     if run.summary_path.exists():
         try:
@@ -88,7 +97,13 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
     console.print(summary_table(summary))
 
 
-def rounds_table(run: RunFolder, metrics: list[dict[str, Any]], steps_per_round: int) -> Table:
+def rounds_table(
+    run: RunFolder, indices: Sequence[int], metrics: Iterable[Mapping[str, Any]], steps_per_round: int
+) -> Table:
+    steps_of: dict[int, list[Mapping[str, Any]]] = {index: [] for index in indices}
+    for record in metrics:
+        if record["round"] in steps_of:
+            steps_of[record["round"]].append(record)
     table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True, title="Rounds", title_justify="left")
     for name in (
         "round",
@@ -102,27 +117,25 @@ def rounds_table(run: RunFolder, metrics: list[dict[str, Any]], steps_per_round:
         "overlap",
     ):
         table.add_column(name, justify="right")
-    for index in run.round_indices():
+    for index, steps in steps_of.items():
         folder = run.round(index)
         try:
             round = folder.load()
         except StoreError:
             table.add_row(str(index), "", "damaged")
             continue
-        stored = [number for number in range(round.num_shards) if folder.has_shard(number)]
-        seals = [folder.shard_seal(number) for number in stored]
-        steps = [record for record in metrics if record["round"] == index]
+        found = folder.summary()
         rewards = [record["reward"] for record in steps if "reward" in record]
         own = not folder.is_imported()
-        sampling_s = sum(seal["sampling_s"] for seal in seals) if own else 0.0
+        sampling_s = found["sampling_s"] if own else 0.0
         training_s = sum(record["step_s"] for record in steps)
         wall_s = sum(record["wait_s"] + record["step_s"] + record["save_s"] for record in steps)
         longer = max(sampling_s, training_s)
         table.add_row(
             str(index),
             str(round.policy.version) if own else "other run's",
-            f"{len(stored)}/{round.num_shards}" + ("" if folder.is_sealed() else " open"),
-            str(sum(len(seal["failed"]) for seal in seals)),
+            f"{len(found['digests'])}/{round.num_shards}" + ("" if folder.is_sealed() else " open"),
+            str(found["num_failed"]),
             f"{sum(rewards) / len(rewards):.3f}" if rewards else "",
             f"{wall_s:.1f}",
             f"{sampling_s:.1f}",
@@ -132,9 +145,9 @@ def rounds_table(run: RunFolder, metrics: list[dict[str, Any]], steps_per_round:
     return table
 
 
-def last_groups(run: RunFolder) -> Iterator[Group]:
-    """Groups of the newest stored shard, those with both right and wrong completions first."""
-    for index in reversed(run.round_indices()):
+def last_groups(run: RunFolder, indices: Sequence[int]) -> Iterator[Group]:
+    """Groups of the newest stored shard of these rounds, those with both right and wrong completions first."""
+    for index in reversed(indices):
         folder = run.round(index)
         for number in reversed(folder.stored_shards()):
             yield from sorted(folder.read_shard(number).groups, key=lambda group: len(set(group.rewards.tolist())) == 1)

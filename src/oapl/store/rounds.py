@@ -381,17 +381,14 @@ class RoundFolder:
         """Declares the round complete. Every shard must be in."""
         for seal in self.path.glob("draft-?????.json"):
             self.remove_draft(int(seal.stem.removeprefix("draft-")))
-        seals = [self.shard_seal(number) for number in range(round.num_shards)]
-        write_json(
-            self.path / SEAL,
-            {
-                "num_groups": sum(seal["num_groups"] for seal in seals),
-                "num_failed": sum(len(seal["failed"]) for seal in seals),
-                "num_completions": sum(seal["num_completions"] for seal in seals),
-                "num_tokens": sum(seal["num_tokens"] for seal in seals),
-                "digests": [seal["digest"] for seal in seals],
-            },
-        )
+        write_json(self.path / SEAL, totals([self.shard_seal(number) for number in range(round.num_shards)]))
+
+    def summary(self) -> dict[str, Any]:
+        """What the seals of its shards say together (see `totals`); of a sealed round, one file says it."""
+        if self.is_sealed():
+            with suppress(StoreError):  # that of an earlier version lacks some
+                return read_json(self.path / SEAL, *totals(()))
+        return totals([self.shard_seal(number) for number in self.stored_shards()])
 
     def is_complete_of(self, policy: PolicyRef | None) -> bool:
         """Whether the round is sealed, and of these very weights."""
@@ -461,6 +458,18 @@ def shard_facts(round: Round, shard: Shard, data: bytes) -> dict[str, Any]:
             {"position": failed.position, "prompt_id": failed.prompt_id, "cause": failed.cause}
             for failed in shard.failed
         ],
+    }
+
+
+def totals(seals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a round's seal says, from those of its shards in order."""
+    return {
+        "num_groups": sum(seal["num_groups"] for seal in seals),
+        "num_failed": sum(len(seal["failed"]) for seal in seals),
+        "num_completions": sum(seal["num_completions"] for seal in seals),
+        "num_tokens": sum(seal["num_tokens"] for seal in seals),
+        "sampling_s": sum(seal["sampling_s"] for seal in seals),
+        "digests": [seal["digest"] for seal in seals],
     }
 
 
