@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from oapl.config import Recipe
 from oapl.errors import OaplError, StoreError
 from oapl.store import RunFolder
+from oapl.store.files import numbered_folders
 from oapl.types import Group, Round
 
 MAX_GROUPS = 60
 MAX_SHARDS = 24
-"""Shards opened at most: enough to see a run move, few enough to read in seconds."""
+"""Shards opened at most, and rounds: enough to see a run move, few enough to read in seconds."""
 MAX_BYTES = 8_000_000
 """Of a report's completions, over all of its runs."""
 HEAD, TAIL = 1500, 500
@@ -94,14 +95,21 @@ def sample_groups(
 ) -> tuple[list[ShownGroup], int, list[str]]:
     """The sample, those to drop first last; of how many groups it is; and what was damaged.
 
-    Groups of steps after `last_step`, which no step was trained on, are no part of it.
+    Groups of steps after `last_step`, which no step was trained on, are no part of it. Of many rounds some are looked
+    at, evenly apart; those between count as whole.
     """
     notes: list[str] = []
     rounds: dict[int, Round] = {}
     shards: list[tuple[int, int]] = []
     first_step: dict[int, int] = {}
-    for index in run.round_indices():
+    indices = numbered_folders(run.path / "rounds")
+    if last_step is not None:
+        indices = [index for index in indices if index * steps_per_round < last_step]
+    looked_at = [indices[place] for place in spread(len(indices), MAX_SHARDS)]
+    for index in looked_at:
         folder = run.round(index)
+        if not folder.is_open():
+            continue
         try:
             rounds[index] = folder.load()
         except StoreError as error:
@@ -114,6 +122,7 @@ def sample_groups(
             if number < rounds[index].num_shards and (last_step is None or first_step[index] + number <= last_step)
         ]
     num_groups = sum(len(rounds[index].positions(number)) for index, number in shards)
+    num_groups += (len(indices) - len(looked_at)) * max((round.num_prompts for round in rounds.values()), default=0)
     if not shards or max_groups < 1:
         return [], num_groups, notes
     chosen = spread(len(shards), min(MAX_SHARDS, max_groups))
