@@ -56,11 +56,10 @@ Scorer = Callable[[RunFolder, Sequence[ShownGroup]], TokenScores]
 
 
 def completions(
-    run: RunFolder, recipe: Recipe, scorer: Scorer | None, max_groups: int, max_bytes: int
+    run: RunFolder, recipe: Recipe, last_step: int | None, scorer: Scorer | None, max_groups: int, max_bytes: int
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The sample as JSON values, or None where no completion is left; and what could not be shown, and why."""
-    metrics = run.metrics()
-    last_step = metrics[-1]["step"] if metrics else None
+    """The sample of a run that is trained up to `last_step` as JSON values, or None where no completion is left; and
+    what could not be shown, and why."""
     sampled, num_groups, notes = sample_groups(run, recipe.trainer.weight_sync_steps, max_groups, last_step)
     if not sampled:
         return None, notes

@@ -53,11 +53,13 @@ def runs_data(paths: Sequence[Path], scorer: Scorer | None, max_groups: int) -> 
     records = []
     for run, name in zip(open_runs(paths), names, strict=True):
         recipe = load_recipe(run.config_path)
-        record = run_record(run, recipe, name)
-        shown, notes = completions(run, recipe, scorer, max_groups, MAX_BYTES // len(paths))
+        metrics = run.metrics()
+        record = run_record(run, recipe, name, metrics)
+        last_step = metrics[-1]["step"] if metrics else None
+        shown, notes = completions(run, recipe, last_step, scorer, max_groups, MAX_BYTES // len(paths))
         records.append({**record, "completions": shown, "completion_notes": notes})
-    metrics = {name for record in records for name in record["columns"]}
-    return {**about("runs", ", ".join(names)), "charts": charts_for(metrics), "runs": records}
+    drawn = {name for record in records for name in record["columns"]}
+    return {**about("runs", ", ".join(names)), "charts": charts_for(drawn), "runs": records}
 
 
 def study_data(path: Path) -> dict[str, Any]:

@@ -56,9 +56,8 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     raise ConfigError(f"a run is given twice among {', '.join(map(str, paths))}. Name each run once.")
 
 
-def run_record(run: RunFolder, recipe: Recipe, name: str) -> dict[str, Any]:
+def run_record(run: RunFolder, recipe: Recipe, name: str, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One run as JSON values, but for its completions."""
-    metrics = run.metrics()
     notes: list[str] = []
     summary = read_summary(run, notes)
     dumped = flatten(recipe.model_dump(mode="json", exclude_none=True))
