@@ -87,7 +87,7 @@ def recipe(write_recipe: Callable[..., Path]) -> Recipe:
     return load_recipe(write_recipe(trainer={"num_steps": 1000, "weight_sync_steps": STEPS_PER_ROUND}))
 
 
-def make_record(run: RunFolder, num_rounds: int, publish: Callable[[int], None]) -> None:
+def make_record(run: RunFolder, num_rounds: int, publish: Callable[[int], object]) -> None:
     """So many rounds that are sampled and trained, and one of which a shard is sampled, and trained."""
     for index in range(num_rounds + 1):
         publish(index)
@@ -118,9 +118,7 @@ def make_run(folder: Path, recipe: Recipe, num_rounds: int) -> RunFolder:
             if path.name != SEAL:
                 shutil.copy(path, place)
 
-    make_record(
-        run, num_rounds, lambda version: run.publish_policy(version, version * STEPS_PER_ROUND, copy_first) and None
-    )
+    make_record(run, num_rounds, lambda version: run.publish_policy(version, version * STEPS_PER_ROUND, copy_first))
     trainer = start_or_resume(recipe, run)
     for trainer.step in (num_rounds * STEPS_PER_ROUND, num_rounds * STEPS_PER_ROUND + 1):
         run.write_checkpoint(trainer.step, partial(write_checkpoint, trainer, run))
@@ -233,7 +231,7 @@ def requests_to_put_in_order(name: str, num_rounds: int, monkeypatch: pytest.Mon
     def write(place: Path) -> None:
         (place / "model.safetensors").write_bytes(b"weights")
 
-    make_record(run, num_rounds, lambda version: run.publish_policy(version, version * STEPS_PER_ROUND, write) and None)
+    make_record(run, num_rounds, lambda version: run.publish_policy(version, version * STEPS_PER_ROUND, write))
     run.write_checkpoint(num_rounds * STEPS_PER_ROUND, write)
     count = 0
     ask = ObjectPath._ask
