@@ -192,10 +192,10 @@ def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: 
     """Records that the guard stopped the run after this step, none of which is saved, and what to do about it."""
     successes: dict[int, list[float]] = {}
     for earlier in run.metrics():
-        of_own_policy = earlier["round"] == 0 or not run.round(earlier["round"]).is_imported()
-        if "success" in earlier and earlier["step"] <= record["step"] and of_own_policy:
+        if "success" in earlier and earlier["step"] <= record["step"]:
             successes.setdefault(earlier["round"], []).append(earlier["success"])
-    best_round = max(successes, key=lambda index: sum(successes[index]) / len(successes[index]))
+    of_own_policy = (index for index in successes if index == 0 or not run.round(index).is_imported())
+    best_round = max(of_own_policy, key=lambda index: sum(successes[index]) / len(successes[index]))
     best_policy = recipe.policy_of_round(best_round)
     changes = [f"trainer.learning_rate below {recipe.trainer.learning_rate:g}"]
     if isinstance(recipe.loss, OAPLConfig):
