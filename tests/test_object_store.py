@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from helpers import flip_a_bit, make_group, make_round, make_shard
+from helpers import flip_a_bit, free_port, make_group, make_round, make_shard
 from oapl import paths
 from oapl.errors import ConfigError, StoreError
 from oapl.paths import ObjectPath, store_path
@@ -45,12 +45,6 @@ ClientError = pytest.importorskip("botocore.exceptions").ClientError
 HERE = Path(__file__).parent
 COUNTDOWN = HERE.parent / "recipes" / "countdown.toml"
 POLICY = PolicyRef(version=4, step=200, digest="ab" * 32)
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
 
 
 @contextmanager

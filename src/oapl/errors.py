@@ -29,6 +29,11 @@ class EngineError(OaplError):
     """An engine that cannot hold a policy, or whose log-probs do not match the policy's probe."""
 
 
+class PolicyLostError(EngineError):
+    """An engine that no longer holds the policy it was given, as a server that was started anew. It can be loaded
+    again; what it made since is not the policy's."""
+
+
 class InstallationError(OaplError):
     """Packages that do not fit together."""
 

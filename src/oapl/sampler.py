@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from oapl.config import Recipe
 from oapl.engines import make_engine
 from oapl.engines.base import Engine
-from oapl.errors import StoreError, TaskError
+from oapl.errors import PolicyLostError, StoreError, TaskError
 from oapl.judging import MAX_FAILED_IN_A_ROW, Judge, shard_event
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.paths import StorePath, poll_s
@@ -42,7 +43,11 @@ from oapl.types import (
 
 MAX_CHECKED = 4096
 """Rows of a split that are looked at before anything is sampled."""
+MAX_LOST = 3
+"""Times in a row that an engine may lose the policy while it works on one block."""
 ShardEvent = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
 
 
 class Sampler:
@@ -77,7 +82,9 @@ class Sampler:
         path = self._locate(policy)
         probe = probe_sequences(path) if (path / PROBE).exists() else []
         is_swap = self._loaded is not None and self._loaded.digest != policy.digest
-        before = self.engine.score(probe) if is_swap else None
+        before = None
+        with suppress(PolicyLostError):
+            before = self.engine.score(probe) if is_swap else None
         self._loaded = None
         self.engine.load(path)
         if self._tokenizer is None:  # all policies of a run have the same
@@ -211,12 +218,25 @@ class Sampler:
                 requests[position] = self._request(round, position, prompt)
             except TaskError as error:  # of an endless task, or one of very many rows, which were not all checked
                 unsampled.append(FailedGroup(position, prompt_id, str(error)))
-        answers = self.engine.generate(list(requests.values()), round.sampling)
+        answers = self._generate(round, list(requests.values()))
         sampled = tuple(
             self._sampled_group(position, round.prompt_ids[position], request, completions)
             for (position, request), completions in zip(requests.items(), answers, strict=True)
         )
         return Draft(sampled, tuple(unsampled), time.monotonic() - start, self._mismatch)
+
+    def _generate(self, round: Round, requests: Sequence[Request]) -> list[list[Completion]]:
+        """All of them once more, on weights that were loaded and probed once more, where the engine lost the policy."""
+        times_lost = 0
+        while True:
+            try:
+                self.hold(round.policy)
+                return self.engine.generate(requests, round.sampling)
+            except PolicyLostError as error:
+                self._loaded, times_lost = None, times_lost + 1
+                if times_lost > MAX_LOST:
+                    raise
+                log.warning("%s: it is loaded once more", error)
 
     def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
         """Raises TaskError where the prompt is empty or leaves no room for its completion."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -17,6 +19,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+ServerURL = Annotated[str, Field(pattern=r"^https?://[^/@\s?#]+(/[^@\s?#]*)?$")]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 VLLM_TEMPERATURE = 0.01
 """What vLLM raises lower ones to."""
@@ -421,10 +424,20 @@ class TrainerConfig(Section):
 
 
 class EngineConfig(Section):
-    kind: Literal["embedded", "vllm"] = Field(
-        "embedded", description="What generates: `embedded`, PyTorch in the sampler's own process, or `vllm`."
+    kind: Literal["embedded", "vllm", "vllm_server"] = Field(
+        "embedded",
+        description="What generates: `embedded`, PyTorch in the sampler's own process, `vllm`, there too, or "
+        "`vllm_server`, servers of vLLM over HTTP.",
     )
-    max_num_seqs: Count = Field(256, description="Completions decoded at once.")
+    server_urls: tuple[ServerURL, ...] = Field(
+        (), description="vllm_server: the servers, such as `http://node1:8000`. Each gets the weights and its share."
+    )
+    server_command: str | None = Field(
+        None,
+        description="vllm_server: starts a server where none answers, once for each URL, with `{model}`, `{host}` and "
+        "`{port}` filled in; it ends with the sampler.",
+    )
+    max_num_seqs: Count = Field(256, description="Completions decoded at once; of several servers, by all together.")
     kv_cache_memory_bytes: Count | None = Field(
         None, description="Most bytes of keys and values; fewer completions are decoded at once where they need more."
     )
@@ -445,22 +458,68 @@ class EngineConfig(Section):
         "by default 1e-3, or 0.25 where either computes in bfloat16.",
     )
 
+    def tolerance(self, *, coarse: bool = False) -> float:
+        """Nats a token by which this engine may differ from another, or from a trainer, that computes in bfloat16
+        (`coarse`) or not."""
+        return self.probe_tolerance or (0.25 if coarse or self.dtype == "bfloat16" else 1e-3)
+
     @model_validator(mode="after")
     def _check_kind(self) -> EngineConfig:
-        if self.kind != "vllm":
-            of_vllm = ("max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
-            for key, value in self.changed(*of_vllm).items():
-                default = type(self).model_fields[key].default
-                raise ValueError(
-                    f'{key} = {value} is vLLM\'s: it needs `kind = "vllm"`. Leave it out'
-                    + ("" if default is None else f", or set it to {default}")
-                )
-        elif ":" in self.device:
+        of_vllm = ("max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
+        of_server = ("server_urls", "server_command")
+        if self.kind == "embedded":
+            self._refuse(of_vllm, 'is vLLM\'s: it needs `kind = "vllm"`')
+        elif self.kind == "vllm_server":
+            self._refuse(
+                (*of_vllm, "kv_cache_memory_bytes", "device"), "is the servers' own: give it to `vllm serve` as a flag"
+            )
+            self._check_servers()
+        if self.kind != "vllm_server":
+            self._refuse(of_server, 'needs `kind = "vllm_server"`')
+        if self.kind == "vllm" and ":" in self.device:
             raise ValueError(
                 f"device = {self.device!r}: vLLM takes the first devices it sees. Give `cuda`, and set "
                 f"CUDA_VISIBLE_DEVICES for `oapl sample`"
             )
         return self
+
+    def _refuse(self, keys: tuple[str, ...], reason: str) -> None:
+        for key, value in self.changed(*keys).items():
+            default = type(self).model_fields[key].default
+            raise ValueError(
+                f"{key} = {value} {reason}. Leave it out"
+                + ("" if default in (None, ()) else f", or set it to {default}")
+            )
+
+    def _check_servers(self) -> None:
+        if not self.server_urls:
+            raise ValueError(
+                'kind = "vllm_server" needs `server_urls`, such as ["http://node1:8000"]: where `vllm serve` answers'
+            )
+        if len(set(self.server_urls)) < len(self.server_urls):
+            raise ValueError(f"server_urls = {list(self.server_urls)} name a server twice. Name each once")
+        if (command := self.server_command) is None:
+            return
+        try:
+            names = {name for _, name, _, _ in Formatter().parse(command) if name is not None}
+            shlex.split(command)
+        except ValueError as error:
+            raise ValueError(f"server_command = {command!r} cannot be read: {error}") from error
+        if "model" not in names or not names <= {"model", "host", "port"}:
+            raise ValueError(
+                f"server_command = {command!r} must have {{model}} where the policy's folder goes, and may have "
+                f"{{host}} and {{port}} of the URL; write other braces twice"
+            )
+        if len(self.server_urls) > 1 and not names & {"host", "port"}:
+            raise ValueError(
+                f"server_command = {command!r} is run for each of the {len(self.server_urls)} server_urls, and must "
+                f"have {{port}} or {{host}}, or all would start the same server"
+            )
+        if "--api-key" in command:
+            raise ValueError(
+                "server_command holds an API key, and is kept in the run folder. Set VLLM_API_KEY in the environment: "
+                "`vllm serve` and the sampler both read it"
+            )
 
 
 class LaunchConfig(Section):
@@ -581,7 +640,7 @@ class Recipe(BaseSettings):
                 "engine.dtype = 'float32'"
             )
         for section in ("sampling", "evaluation"):
-            if self.engine.kind == "vllm" and (given := getattr(self, section).temperature) < VLLM_TEMPERATURE:
+            if self.engine.kind != "embedded" and (given := getattr(self, section).temperature) < VLLM_TEMPERATURE:
                 raise ValueError(
                     f"{section}.temperature = {given}: vLLM samples no colder than {VLLM_TEMPERATURE} and would take "
                     f'that in its place. Raise it, or set engine.kind = "embedded"'
@@ -618,5 +677,4 @@ class Recipe(BaseSettings):
     @property
     def probe_tolerance(self) -> float:
         """Nats a token by which engine and trainer may differ on a policy's probe."""
-        coarse = self.trainer.bf16 or self.engine.dtype == "bfloat16"
-        return self.engine.probe_tolerance or (0.25 if coarse else 1e-3)
+        return self.engine.tolerance(coarse=self.trainer.bf16)

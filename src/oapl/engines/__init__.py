@@ -12,6 +12,10 @@ def make_engine(config: EngineConfig, attn_implementation: str | None = None) ->
         from oapl.engines.vllm import VLLMEngine
 
         return VLLMEngine(config)
+    if config.kind == "vllm_server":
+        from oapl.engines.vllm_server import VLLMServerEngine
+
+        return VLLMServerEngine(config)
     from oapl.engines.embedded import EmbeddedEngine
 
     return EmbeddedEngine(config, attn_implementation)

@@ -27,6 +27,8 @@ class Engine(Protocol):
         A completion ends with the end-of-sequence token or one of `params.stop` (`stop`), or when it has
         `max_completion_length` tokens (`length`). Its log-probs are of the distribution its tokens were drawn from,
         temperature and truncation applied. Its randomness depends on the request's seed and its own index alone.
+
+        Here and in `score`, raises PolicyLostError where the engine found that it no longer held the policy.
         """
         ...
 
