@@ -1,0 +1,304 @@
+"""Servers of vLLM that misbehave: a stand-in speaks their protocol. tests/test_engine_contract.py has real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import make_tiny_model
+from helpers import free_port
+from oapl.config import EngineConfig, load_recipe
+from oapl.engines import vllm_server
+from oapl.engines.vllm_server import VLLMServerEngine
+from oapl.errors import ConfigError, EngineError, PolicyLostError
+from oapl.store import RunFolder
+from oapl.types import Request, SamplingParams
+from test_death import assert_complete
+from test_engine_contract import SERVE
+
+REQUESTS, PARAMS = [Request(np.array([3, 8, 5], np.int32), 1)], SamplingParams(1.0, 2, 2)
+
+
+class Standin:
+    """Answers as a server of vLLM does, with the same two tokens each time, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.model_config = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32", "max_model_len": 128}
+        self.label = "default"
+        self.asked: list[str] = []
+        self.key: str | None = None
+        self.refuses: dict[str, tuple[int, Any]] = {}
+        """Status and body by path, in place of the answer."""
+        self.failures_left = 0
+        self.finish_reason, self.logprob = "length", -0.5
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.answer(None)
+
+            def do_POST(self) -> None:
+                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "null"))
+
+            def answer(self, body: Any) -> None:
+                status, value = outer.answer(self.path, body, self.headers["Authorization"])
+                data = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def answer(self, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
+        path = path.partition("?")[0]
+        self.asked.append(path if path != "/collective_rpc" else body["method"])
+        if self.key is not None and authorization != f"Bearer {self.key}":
+            return 401, {"error": "Unauthorized"}
+        if self.failures_left > 0:
+            self.failures_left -= 1
+            return 503, {"error": {"message": "busy"}}
+        if self.asked[-1] in self.refuses:
+            return self.refuses[self.asked[-1]]
+        if path == "/update_weight_version":
+            self.label = body["new_version"]
+        answers = {
+            "/server_info": {"vllm_config": {"model_config": self.model_config}},
+            "/weight_info": {"weight_version": self.label},
+            "/reset_prefix_cache": {"success": True},
+            "/inference/v1/generate": {
+                "choices": [
+                    {
+                        "token_ids": [4, 5],
+                        "logprobs": {"content": [{"logprob": self.logprob}] * 2},
+                        "finish_reason": self.finish_reason,
+                        "weight_versions": [{"version": self.label}],
+                    }
+                ],
+                "prompt_logprobs": None,
+            },
+        }
+        return 200, answers.get(path)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Standin]:
+    made = Standin()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(server: Standin) -> VLLMServerEngine:
+    return VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url,)))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "PATIENCE_S", 3.0)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+
+
+def test_weights_are_swapped_while_the_server_is_paused(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
+    engine.load(tiny_model)
+    label = "/update_weight_version"
+    swap = ["/pause", label, "reset_weights", "reload_weights", "/reset_prefix_cache", label, "/resume"]
+    assert server.asked == ["/health", "/server_info", *swap]
+    (group,) = engine.generate(REQUESTS, PARAMS)
+    assert [completion.token_ids.tolist() for completion in group] == [[4, 5], [4, 5]]
+    assert group[0].logprobs.tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "told"),
+    [
+        (
+            "logprobs_mode",
+            "raw_logprobs",
+            r"runs with --logprobs-mode raw_logprobs\. Start it with --logprobs-mode pro",
+        ),
+        ("dtype", "torch.bfloat16", r"--dtype bfloat16\. Start it with --dtype float32, or set engine.dtype = 'bfloat"),
+    ],
+)
+def test_a_server_whose_log_probs_would_be_others_is_refused(
+    engine: VLLMServerEngine, server: Standin, tiny_model: Path, setting: str, value: str, told: str
+):
+    server.model_config[setting] = value
+    with pytest.raises(EngineError, match=told):
+        engine.load(tiny_model)
+
+
+def test_what_a_server_made_after_it_was_started_anew_is_dropped(
+    engine: VLLMServerEngine, server: Standin, tiny_model: Path
+):
+    engine.load(tiny_model)
+    server.label = "default"  # as after a start
+    with pytest.raises(PolicyLostError, match="was started anew"):
+        engine.generate(REQUESTS, PARAMS)
+
+
+def test_two_samplers_on_one_server_are_told(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
+    engine.load(tiny_model)
+    other = VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url,)))
+    other.load(tiny_model)
+    with pytest.raises(EngineError, match=r"another sampler uses it\. Give each sampler servers of its own"):
+        engine.generate(REQUESTS, PARAMS)
+
+
+def test_a_completion_that_was_broken_off_is_none(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
+    engine.load(tiny_model)
+    server.finish_reason = "abort"
+    with pytest.raises(PolicyLostError, match=r"broke a completion off \(abort\)"):
+        engine.generate(REQUESTS, PARAMS)
+
+
+@pytest.mark.parametrize("logprob", [-9999.0, float("nan")])
+def test_log_probs_that_are_not_finite_are_told(
+    engine: VLLMServerEngine, server: Standin, tiny_model: Path, logprob: float
+):
+    engine.load(tiny_model)
+    server.logprob = logprob
+    with pytest.raises(EngineError, match="log-probs that are not finite"):
+        engine.generate(REQUESTS, PARAMS)
+
+
+def test_a_server_that_cannot_now_is_asked_again(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
+    engine.load(tiny_model)
+    server.failures_left = 2
+    assert len(engine.generate(REQUESTS, PARAMS)[0]) == 2
+
+
+def test_a_server_that_stays_away_is_named(tiny_model: Path):
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(EngineError, match=rf"{url} has not answered for 3 s: ConnectError.*correct engine.server_urls"):
+        VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(url,))).load(tiny_model)
+
+
+def test_a_server_that_refuses_says_why_and_is_not_asked_again(
+    engine: VLLMServerEngine, server: Standin, tiny_model: Path
+):
+    engine.load(tiny_model)
+    server.refuses["/inference/v1/generate"] = (400, {"error": {"message": "token 77 is\nout of vocabulary"}})
+    with pytest.raises(EngineError, match=r"generate: it answers 400, token 77 is out of vocabulary"):
+        engine.generate(REQUESTS, PARAMS)
+    assert server.asked.count("/inference/v1/generate") <= 2  # both completions were on their way
+
+
+def test_a_server_without_what_is_needed_is_told_how_to_start(
+    engine: VLLMServerEngine, server: Standin, tiny_model: Path
+):
+    server.refuses["/server_info"] = (404, {"detail": "Not Found"})
+    with pytest.raises(EngineError, match=r"404.*VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out"):
+        engine.load(tiny_model)
+
+
+def test_weights_that_the_server_cannot_see_are_told(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
+    server.refuses["reload_weights"] = (500, {"error": {"message": "no such folder"}})
+    with pytest.raises(EngineError, match=r"cannot take the weights of .*no such folder.*must see this folder under"):
+        engine.load(tiny_model)
+
+
+def test_the_key_comes_from_the_environment(
+    engine: VLLMServerEngine, server: Standin, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server.key = "a-key"
+    with pytest.raises(EngineError, match=r"401.*Set VLLM_API_KEY in the sampler's environment"):
+        engine.load(tiny_model)
+    monkeypatch.setenv("VLLM_API_KEY", "a-key")
+    engine.load(tiny_model)
+    assert len(engine.generate(REQUESTS, PARAMS)[0]) == 2
+
+
+def test_requests_are_spread_over_servers_by_group(server: Standin, tiny_model: Path):
+    other = Standin()
+    engine = VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url, other.url)))
+    engine.load(tiny_model)
+    engine.generate(REQUESTS * 4, PARAMS)
+    assert [each.asked.count("/inference/v1/generate") for each in (server, other)] == [4, 4]
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "needs `server_urls`"),
+        ({"server_urls": ["node1:8000"]}, "server_urls"),
+        ({"server_urls": ["http://key:secret@node1"]}, "server_urls"),
+        ({"server_urls": ["http://a", "http://a"]}, "name a server twice"),
+        ({"server_urls": ["http://a"], "device": "cuda"}, "is the servers' own: give it to `vllm serve` as a flag"),
+        ({"server_urls": ["http://a"], "server_command": "vllm serve"}, "must have {model}"),
+        ({"server_urls": ["http://a"], "server_command": "vllm serve {model} {size}"}, "must have {model}"),
+        ({"server_urls": ["http://a"], "server_command": "vllm serve '{model}"}, "cannot be read"),
+        ({"server_urls": ["http://a", "http://b"], "server_command": "serve {model}"}, r"must have {port} or {host}"),
+        ({"server_urls": ["http://a"], "server_command": "serve {model} --api-key s"}, "holds an API key"),
+        ({"kind": "vllm", "server_urls": ["http://a"]}, 'needs `kind = "vllm_server"`'),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(write_recipe, settings: dict[str, Any], told: str):
+    with pytest.raises(ConfigError, match=told.replace("{", r"\{").replace("}", r"\}")):
+        load_recipe(write_recipe(engine={"kind": "vllm_server", **settings}))
+
+
+# A real server
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
+def test_a_run_goes_on_when_its_server_is_killed(write_recipe, tmp_path: Path):
+    """The server is started by the run, killed with all it has in hand, and started again."""
+    model = make_tiny_model(tmp_path / "model", head_dim=32, max_position_embeddings=128)
+    port, run = free_port(), RunFolder(tmp_path / "run")
+    engine = {"kind": "vllm_server", "server_urls": [f"http://127.0.0.1:{port}"], "server_command": SERVE}
+    recipe = write_recipe(engine=engine, model={"name_or_path": str(model)}, launch={"kind": "processes"})
+    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "oapl", "train", str(recipe), "--run_dir", str(run.path)]
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen(words, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    give_up, was_killed = time.monotonic() + 900, False
+    while process.poll() is None:
+        assert time.monotonic() < give_up
+        if not was_killed and len(run.metrics()) >= 5 and (server := server_at(port)) is not None:
+            os.kill(server, signal.SIGKILL)
+            was_killed = True
+        time.sleep(0.05)
+    assert process.returncode == 0, (tmp_path / "log").read_text()
+    assert was_killed
+    assert_complete(run, 12, 4)
+    assert server_at(port) is None
+
+
+def server_at(port: int) -> int | None:
+    """The process that was started with this port."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(port).encode() in words and b"vllm.entrypoints.openai.api_server" in words and words[0] != b"sh":
+            return int(path.parent.name)
+    return None
