@@ -498,6 +498,7 @@ def test_the_countdown_recipe_in_a_store_on_bad_days(bucket: ObjectPath, server:
                 assert samplers[0].poll() is None, (tmp_path / "log-1").read_text()
                 time.sleep(0.1)
             samplers[0].kill()
+            samplers[0].wait()
             samplers = [start(1, "sample"), start(2, "sample")]
             wait_for_steps(30)
             first.kill()
