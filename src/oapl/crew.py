@@ -21,6 +21,7 @@ from oapl.paths import poll_s
 from oapl.processes import end_with_parent
 from oapl.progress import Progress
 from oapl.store import RunFolder
+from oapl.store.run import LOGS
 from oapl.types import Events
 
 STOP_PATIENCE_S = 120.0
@@ -36,7 +37,7 @@ class Child:
     def __init__(self, run: RunFolder, name: str, role: str, team: str, **arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.name, self.team = name, team
-        self.log = run.local_path / "logs" / f"{name}.log"
+        self.log = run.local_path / LOGS / f"{name}.log"
         self.connection, theirs = context.Pipe(duplex=False)
         self.process = context.Process(
             target=child_main, args=(theirs, str(run.path), role, str(self.log), arguments), name=name

@@ -15,7 +15,7 @@ from oapl.paths import StorePath
 from oapl.results import unscored
 from oapl.store import RoundFolder, RunFolder, put_in_order
 from oapl.store.files import write_bytes, write_json
-from oapl.store.run import sampler_path
+from oapl.store.run import LOGS, sampler_path
 
 RECORDED = (
     *("oapl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic"),
@@ -202,7 +202,8 @@ def check_same_run(recipe: Recipe, run: RunFolder) -> None:
 def check_is_free(path: StorePath, kind: str, setting: str, *, is_one: bool) -> None:
     """Raises ConfigError where a folder holds something, and is none of its kind. What a command prints may go there
     before it begins."""
-    names = sorted(each.name for each in path.glob("[!.]*") if each.suffix not in (".log", ".out", ".err", ".txt"))
+    printed = (".log", ".out", ".err", ".txt")
+    names = sorted(each.name for each in path.glob("[!.]*") if each.suffix not in printed and each.name != LOGS)
     if names and not is_one:
         raise ConfigError(
             f"{path} is no {kind} and not empty: it holds {', '.join(names[:SHOWN_NAMES])}. Name a new folder as "

@@ -48,6 +48,8 @@ from oapl.store.rounds import RoundFolder
 from oapl.types import PolicyRef
 
 METRICS_EVERY_S = 20.0
+LOGS = "logs"
+"""The folder of what a run's processes print."""
 SCORED = ("evaluations", "validations", "selected")
 """The folders of rounds that were sampled to score some weights, and not to train on."""
 LARGE = ("rounds", "policies", "checkpoints", "snapshots")

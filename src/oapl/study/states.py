@@ -11,6 +11,7 @@ from oapl.config import all_differences, load_recipe, may_change
 from oapl.errors import ConfigError, StoreError
 from oapl.store import RunFolder
 from oapl.store.files import read_json, write_json
+from oapl.store.run import LOGS
 from oapl.study.matrix import Cell, Study
 
 
@@ -31,7 +32,7 @@ def run_of(cell: Cell, study_dir: Path) -> RunFolder:
 
 def log_path(run: RunFolder) -> Path:
     """What the run's command printed, of all its starts."""
-    return run.local_path / "logs" / "study.log"
+    return run.local_path / LOGS / "study.log"
 
 
 def failure_path(run: RunFolder) -> Path:
