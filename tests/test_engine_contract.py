@@ -46,7 +46,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), head_dim=32, max_position_embeddings=128)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=["embedded", "vllm", pytest.param("vllm_server", marks=[pytest.mark.slow])])
 def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engine]:
     settings: dict[str, Any] = dict(ENGINES[request.param])
     if settings and find_spec("vllm") is None:
