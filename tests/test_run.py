@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers import flip_a_bit
 from oapl.cli import main
+from oapl.processes import stop_on_signal
 from oapl.progress import Progress
 from oapl.store import RunFolder
 from oapl.store.files import read_json
@@ -388,6 +389,28 @@ def undisturbed(write_recipe, tmp_path: Path) -> PolicyRef:
     policy = run.policy(3)
     assert policy is not None
     return policy
+
+
+@pytest.fixture
+def undisturbed(write_recipe, tmp_path: Path) -> PolicyRef:
+    """The last policy of a run that nothing happened to."""
+    run = RunFolder(tmp_path / "undisturbed")
+    assert train(write_recipe(), run) == 0
+    policy = run.policy(3)
+    assert policy is not None
+    return policy
+
+
+def test_a_second_ctrl_c_interrupts_the_work_at_hand_and_a_second_sigterm_does_not():
+    """A batch system signals every process of a job, and torchrun passes on to its ranks what it gets."""
+    done = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with pytest.raises(KeyboardInterrupt), stop_on_signal() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.is_set()
+            os.kill(os.getpid(), number)
+            done.append(number)
+    assert done == [signal.SIGTERM]
 
 
 def cut_short(path: Path) -> None:

@@ -47,14 +47,15 @@ def end_with_lifeline() -> None:
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """Ctrl-C or SIGTERM sets the event, so that the work at hand can end well; a second one interrupts it at once.
+    """Ctrl-C or SIGTERM sets the event, so that the work at hand can end well; a Ctrl-C after it interrupts at once.
 
+    A SIGTERM may come twice: from a batch system to all processes of a job, and from the one that started this one.
     Raises KeyboardInterrupt at the end where the event was set.
     """
     stop = threading.Event()
 
-    def ask(*_: object) -> None:
-        if stop.is_set():
+    def ask(number: int, _: object) -> None:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
 
