@@ -360,6 +360,24 @@ def test_cuda_without_a_gpu_is_refused(write_recipe, run: RunFolder, capsys):
     assert "sees no CUDA device here" in refusal(write_recipe(trainer={"device": "cuda"}), run, capsys)
 
 
+def signalled(number: int, done: list[int]) -> None:
+    """Works under `stop_on_signal`, and notes that it ends, when a SIGTERM comes and then another signal."""
+    with stop_on_signal() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_set()
+        os.kill(os.getpid(), number)
+        done.append(number)
+
+
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_second_sigterm_lets_the_work_at_hand_end_and_a_ctrl_c_does_not(number: int, ends: bool):
+    """A batch system signals every process of a job, and torchrun passes on to its ranks what it gets."""
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        signalled(number, done)
+    assert bool(done) == ends
+
+
 # What is mended: each damage below happens to a run that was stopped in the middle of its second round
 
 
@@ -389,28 +407,6 @@ def undisturbed(write_recipe, tmp_path: Path) -> PolicyRef:
     policy = run.policy(3)
     assert policy is not None
     return policy
-
-
-@pytest.fixture
-def undisturbed(write_recipe, tmp_path: Path) -> PolicyRef:
-    """The last policy of a run that nothing happened to."""
-    run = RunFolder(tmp_path / "undisturbed")
-    assert train(write_recipe(), run) == 0
-    policy = run.policy(3)
-    assert policy is not None
-    return policy
-
-
-def test_a_second_ctrl_c_interrupts_the_work_at_hand_and_a_second_sigterm_does_not():
-    """A batch system signals every process of a job, and torchrun passes on to its ranks what it gets."""
-    done = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with pytest.raises(KeyboardInterrupt), stop_on_signal() as stop:
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.is_set()
-            os.kill(os.getpid(), number)
-            done.append(number)
-    assert done == [signal.SIGTERM]
 
 
 def cut_short(path: Path) -> None:

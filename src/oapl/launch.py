@@ -189,7 +189,7 @@ def telling(recipe: Recipe, run: RunFolder, progress: Progress) -> Iterator[Call
 
 @contextmanager
 def stoppable(progress: Progress) -> Iterator[Events]:
-    """Ctrl-C or SIGTERM lets the work at hand end well, then raises KeyboardInterrupt; a Ctrl-C after it does so at once."""
+    """Ctrl-C or SIGTERM lets the work at hand end well, then raises KeyboardInterrupt; a Ctrl-C after it, at once."""
     with stop_on_signal() as stop:
         yield Events(stop.is_set, progress.step, progress.shard)
 
