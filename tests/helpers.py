@@ -1,15 +1,21 @@
-"""What tests of several parts need: small real groups, a free port."""
+"""What tests of several parts need: small real groups, a free port, a sandbox."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from oapl.types import Completion, FailedGroup, Group, PolicyRef, Round, SamplingParams, Shard, Verdict
+
+NEEDS_SANDBOX = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="the sandbox is not installed: apt install bubblewrap"
+)
 
 
 def make_completion(token_ids: Sequence[int], logprobs: Sequence[float] | None = None, finish_reason: Any = "stop"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import NEEDS_SANDBOX
 from make_miniature_data import code_problems, code_row, files, math_problems
 from oapl.cli import main
 from oapl.grading.code.grader import CodeGrader
@@ -44,6 +45,7 @@ def test_the_grader_reads_every_answer():
         grader.close()
 
 
+@NEEDS_SANDBOX
 def test_every_solution_passes_its_tests_and_what_it_begins_with_does_not():
     grader = CodeGrader(num_workers=2)
     try:

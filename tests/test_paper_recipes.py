@@ -13,6 +13,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from helpers import NEEDS_SANDBOX
 from make_miniature_data import MathProblem, code_problems, code_row, math_problems, math_row
 from oapl.cli import main
 from oapl.store import RunFolder
@@ -107,7 +108,9 @@ def test_a_dry_run_tells_what_the_recipe_takes(name: str, tmp_path: Path, capsys
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[NEEDS_SANDBOX] if name.startswith("code") else []) for name in RECIPES]
+)
 def test_the_recipe_runs(name: str, problems: dict[str, list[Path]], tmp_path: Path):
     recipe = written(name)
     task = recipe["task"]["name"]

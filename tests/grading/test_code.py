@@ -11,16 +11,14 @@ from contextlib import suppress
 
 import pytest
 
+from helpers import NEEDS_SANDBOX
 from oapl.errors import GradingError
 from oapl.grading.code.grader import CodeGrader
 from oapl.grading.code.problem_tests import Tests, parse_tests
 from oapl.grading.code.sandbox import Limits
 from oapl.types import Verdict
 
-pytestmark = pytest.mark.skipif(
-    not any(os.access(f"{folder}/bwrap", os.X_OK) for folder in os.get_exec_path()),
-    reason="the sandbox is not installed: apt install bubblewrap",
-)
+pytestmark = NEEDS_SANDBOX
 
 ADD = Tests("stdin", (("1\n2\n", "3\n"), ("5\n6\n", "11\n")))
 ADD_CALL = Tests("call", (("[1, 2]", "3"), ("[5, 6]", "11")), "add")

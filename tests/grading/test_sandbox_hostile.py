@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from helpers import NEEDS_SANDBOX
 from oapl.errors import TaskError
 from oapl.grading.code import grader as grading
 from oapl.grading.code import sandbox
@@ -31,10 +32,7 @@ from oapl.grading.code.problem_tests import Tests
 from oapl.grading.code.sandbox import Limits, Sandbox
 from oapl.types import Verdict
 
-pytestmark = pytest.mark.skipif(
-    not any(os.access(f"{folder}/bwrap", os.X_OK) for folder in os.get_exec_path()),
-    reason="the sandbox is not installed: apt install bubblewrap",
-)
+pytestmark = NEEDS_SANDBOX
 
 LIMITS = Limits(timeout_s=2.0, total_timeout_s=5.0, memory_mb=200, num_processes=16)
 ADD_ONE = Tests("stdin", (("2", "3"), ("10", "11")))
