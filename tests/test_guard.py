@@ -119,7 +119,7 @@ def collapsing(write_recipe) -> Path:
     )
 
 
-@pytest.mark.parametrize("kind", ["inline", "processes"])
+@pytest.mark.parametrize("kind", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_collapsing_run_is_stopped_and_its_old_policy_kept(collapsing: Path, tmp_path: Path, capsys, kind: str):
     run = RunFolder(tmp_path / "run")
     command = ["train", str(collapsing), "--run_dir", str(run.path), "--launch.kind", kind]

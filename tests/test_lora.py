@@ -177,7 +177,8 @@ def test_gradient_checkpointing_does_not_change_the_gradient(write_recipe, tiny_
 
 @pytest.mark.filterwarnings("default")  # torch warns of its own ways while it compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("lora", [pytest.param({}, id="whole", marks=pytest.mark.slow), pytest.param(LORA, id="lora")])
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 def test_compiling_does_not_change_the_gradient(
     write_recipe, tiny_model: Path, lora: dict[str, object], checkpointing: bool
