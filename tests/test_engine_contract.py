@@ -7,6 +7,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from oapl.engines import make_engine
 from oapl.engines.base import Engine
 from oapl.engines.embedded import EmbeddedEngine, draw, least_kept
 from oapl.errors import EngineError
-from oapl.model import eos_token_ids, load_model, load_tokenizer, next_token_logprobs
+from oapl.model import eos_token_ids, load_model, load_tokenizer, next_token_logprobs, score
 from oapl.types import Request, SamplingParams
 
 PROMPTS = ([3, 8, 5, 9, 4, 10, 6], [3, 12, 6], [3, 8, 5, 9, 5, 7, 5, 11, 4, 9, 9, 6])
@@ -42,8 +43,13 @@ ENGINES = {
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its heads are of a size that vLLM has kernels for."""
-    return make_tiny_model(tmp_path_factory.mktemp("model"), head_dim=32, max_position_embeddings=128)
+    """Its heads are of a size that vLLM has kernels for, and its output head is one that a reload replaces."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), head_dim=32, max_position_embeddings=128)
+    model = load_model(str(folder), "float32", "cpu")
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module", params=["embedded", "vllm", pytest.param("vllm_server", marks=[pytest.mark.slow])])
@@ -228,8 +234,8 @@ def test_scores_are_the_log_probs_of_given_tokens(engine: Engine):
     (group,) = engine.generate(asked, SamplingParams(1.0, 12, 2))
     prompt = asked[0].prompt_ids.tolist()
     scores = engine.score([[*prompt, *c.token_ids.tolist()] for c in group])
-    for completion, score in zip(group, scores, strict=True):
-        np.testing.assert_allclose(score[len(prompt) - 1 :], completion.logprobs, atol=1e-4)
+    for completion, found in zip(group, scores, strict=True):
+        np.testing.assert_allclose(found[len(prompt) - 1 :], completion.logprobs, atol=1e-4)
 
 
 def test_loading_replaces_the_weights(engine: Engine, model_folder: Path, tmp_path: Path):
@@ -239,7 +245,9 @@ def test_loading_replaces_the_weights(engine: Engine, model_folder: Path, tmp_pa
         model.get_output_embeddings().weight.mul_(1.5)
     model.save_pretrained(tmp_path)
     engine.load(tmp_path)
-    assert engine.score([PROMPTS[0]]) != before
+    (after,) = engine.score([PROMPTS[0]])
+    assert after != before[0]
+    np.testing.assert_allclose(after, score(model, [PROMPTS[0]])[0], atol=1e-4)
     engine.load(model_folder)
     assert engine.score([PROMPTS[0]]) == before
 
@@ -272,6 +280,25 @@ def test_the_policy_says_what_ends_a_completion_and_not_the_tokenizer(
         assert last == set(np.atleast_1d(ends[file]).tolist())
         assert any(tokenizer.eos_token_id in completion.token_ids for completion in made)
     engine.load(model_folder)
+
+
+# vLLM's own parts
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
+@pytest.mark.filterwarnings("ignore")  # vLLM's own
+def test_vllm_replaces_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
+    """On a CPU it computes with a packed copy of such a head, which a reload would leave as it was."""
+    tied = make_tiny_model(tmp_path / "tied", head_dim=32)
+    model = load_model(str(tied), "float32", "cpu")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1.5)
+    shutil.copytree(tied, tmp_path / "louder")
+    model.save_pretrained(tmp_path / "louder")
+    with closing(make_engine(EngineConfig(**ENGINES["vllm"]))) as engine:
+        engine.load(tied)
+        engine.load(tmp_path / "louder")
+        np.testing.assert_allclose(engine.score([PROMPTS[0]])[0], score(model, [PROMPTS[0]])[0], atol=1e-4)
 
 
 # The embedded engine's own parts

@@ -147,6 +147,11 @@ def eos_token_ids(policy: Path) -> list[int]:
     raise ModelError(f"{policy}: neither generation_config.json nor config.json has an eos_token_id.")
 
 
+def has_tied_head(policy: Path) -> bool:
+    """Whether a model's head and its table of embeddings are one tensor."""
+    return bool(AutoConfig.from_pretrained(policy).get_text_config(decoder=True).tie_word_embeddings)
+
+
 def context_length(model: PreTrainedModel) -> int:
     return int(getattr(model.config, "max_position_embeddings", 0) or 2**31 - 1)
 

@@ -14,7 +14,7 @@ import numpy as np
 from oapl.config import EngineConfig
 from oapl.engines.base import Engine
 from oapl.errors import EngineError
-from oapl.model import eos_token_ids
+from oapl.model import eos_token_ids, has_tied_head
 from oapl.plan import derive_seed
 from oapl.types import Completion, Request, SamplingParams
 
@@ -39,6 +39,8 @@ class VLLMEngine(Engine):
     def load(self, policy: Path) -> None:
         """Puts the weights in the place of those before. Where vLLM cannot, it says why and is started anew."""
         self._eos = eos_token_ids(policy)
+        if self._config.device == "cpu" and has_tied_head(policy):
+            self.close()  # there vLLM computes with a packed copy of such a head, which a reload leaves as it was
         if self._llm is not None:
             try:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
