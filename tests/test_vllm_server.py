@@ -20,6 +20,7 @@ import pytest
 
 from conftest import make_tiny_model
 from helpers import free_port
+from oapl.cli import main
 from oapl.config import EngineConfig, load_recipe
 from oapl.engines import vllm_server
 from oapl.engines.vllm_server import VLLMServerEngine
@@ -37,12 +38,12 @@ class Standin:
 
     def __init__(self) -> None:
         self.model_config = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32", "max_model_len": 128}
-        self.label = "default"
+        self.label, self.device = "default", "cuda"
         self.asked: list[str] = []
         self.key: str | None = None
         self.refuses: dict[str, tuple[int, Any]] = {}
         """Status and body by path, in place of the answer."""
-        self.failures_left = 0
+        self.failures_left, self.answers_after_s = 0, 0.0
         self.finish_reason, self.logprob = "length", -0.5
         outer = self
 
@@ -81,13 +82,16 @@ class Standin:
             return 401, {"error": "Unauthorized"}
         if self.failures_left > 0:
             self.failures_left -= 1
+            time.sleep(self.answers_after_s)
             return 503, {"error": {"message": "busy"}}
         if self.asked[-1] in self.refuses:
             return self.refuses[self.asked[-1]]
         if path == "/update_weight_version":
             self.label = body["new_version"]
         answers = {
-            "/server_info": {"vllm_config": {"model_config": self.model_config}},
+            "/server_info": {
+                "vllm_config": {"model_config": self.model_config, "device_config": {"device": self.device}}
+            },
             "/weight_info": {"weight_version": self.label},
             "/reset_prefix_cache": {"success": True},
             "/inference/v1/generate": {
@@ -196,6 +200,13 @@ def test_a_server_that_cannot_now_is_asked_again(engine: VLLMServerEngine, serve
     assert len(engine.generate(REQUESTS, PARAMS)[0]) == 2
 
 
+def test_patience_begins_with_the_first_failure(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
+    """A completion may take longer than that before its connection breaks; here 3.5 of 3 seconds."""
+    engine.load(tiny_model)
+    server.failures_left, server.answers_after_s = 1, 3.5
+    assert len(engine.generate(REQUESTS, SamplingParams(1.0, 2, 1))[0]) == 1
+
+
 def test_a_server_that_stays_away_is_named(tiny_model: Path):
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(EngineError, match=rf"{url} has not answered for 3 s: ConnectError.*correct engine.server_urls"):
@@ -226,6 +237,41 @@ def test_weights_that_the_server_cannot_see_are_told(engine: VLLMServerEngine, s
         engine.load(tiny_model)
 
 
+def test_a_head_that_a_reload_would_leave_as_it_was_is_not_reloaded(
+    engine: VLLMServerEngine, server: Standin, tiny_model: Path
+):
+    """That of the tiny model is tied to its embeddings."""
+    server.device = "cpu"
+    with pytest.raises(EngineError, match=r"a head that is tied to the embeddings.*set engine\.server_command"):
+        engine.load(tiny_model)
+    assert "reload_weights" not in server.asked
+
+
+def test_weights_are_never_taken_for_granted_in_a_server_that_another_started(server: Standin, tiny_model: Path):
+    """The server that this sampler started takes none; once it is ended, another answers in its place, of weights that
+    nobody knows. It is not labelled before a reload of its own."""
+    engine = VLLMServerEngine(
+        EngineConfig(kind="vllm_server", server_urls=(server.url,), server_command="sleep 600 {model}")
+    )
+    engine._servers[0]._process = engine._servers[0]._start("sleep 600", tiny_model)
+    server.refuses["reload_weights"] = (500, {"error": {"message": "no such folder"}})
+    with pytest.raises(EngineError, match=r"cannot take the weights of .*no such folder"):
+        engine.load(tiny_model)
+    assert server.asked.count("reload_weights") == 2
+    assert server.asked.count("/update_weight_version") == 2
+    engine.close()
+
+
+def test_a_run_whose_samplers_would_share_servers_is_refused_at_once(write_recipe, tmp_path: Path, capsys):
+    engine = {"kind": "vllm_server", "server_urls": ["http://127.0.0.1:1"]}
+    for shared in (
+        {"launch": {"kind": "processes", "num_samplers": 2}},
+        {"launch": {"kind": "processes"}, "evaluation": {"num_workers": 2}},
+    ):
+        assert main(["train", str(write_recipe(engine=engine, **shared)), "--run_dir", str(tmp_path / "run")]) == 2
+        assert "servers belong to one sampler at a time" in capsys.readouterr().err
+
+
 def test_the_key_comes_from_the_environment(
     engine: VLLMServerEngine, server: Standin, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -252,6 +298,7 @@ def test_requests_are_spread_over_servers_by_group(server: Standin, tiny_model: 
         ({}, "needs `server_urls`"),
         ({"server_urls": ["node1:8000"]}, "server_urls"),
         ({"server_urls": ["http://key:secret@node1"]}, "server_urls"),
+        ({"server_urls": ["http://node1:port"]}, "server_urls"),
         ({"server_urls": ["http://a", "http://a"]}, "name a server twice"),
         ({"server_urls": ["http://a"], "device": "cuda"}, "is the servers' own: give it to `vllm serve` as a flag"),
         ({"server_urls": ["http://a"], "server_command": "vllm serve"}, "must have {model}"),
@@ -275,7 +322,8 @@ def test_settings_that_do_not_fit_are_refused(write_recipe, settings: dict[str, 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
 def test_a_run_goes_on_when_its_server_is_killed(write_recipe, tmp_path: Path):
     """The server is started by the run, killed with all it has in hand, and started again."""
-    model = make_tiny_model(tmp_path / "model", head_dim=32, max_position_embeddings=128)
+    sizes = {"head_dim": 32, "max_position_embeddings": 128, "tie_word_embeddings": False}
+    model = make_tiny_model(tmp_path / "model", **sizes)
     port, run = free_port(), RunFolder(tmp_path / "run")
     engine = {"kind": "vllm_server", "server_urls": [f"http://127.0.0.1:{port}"], "server_command": SERVE}
     recipe = write_recipe(engine=engine, model={"name_or_path": str(model)}, launch={"kind": "processes"})

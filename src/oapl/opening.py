@@ -38,6 +38,7 @@ def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
 
 def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
     """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
+    check_servers_are_of_one(recipe)
     with run.lock("trainer"):  # until that of a killed run is gone
         check_same_run(recipe, run)
         recorded = recorded_rounds(recipe, run)
@@ -62,6 +63,21 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
         check_whole_imports(run, first)
         write_json(run.path / "environment.json", environment())
         return notes
+
+
+def check_servers_are_of_one(recipe: Recipe) -> None:
+    """Raises ConfigError where several processes would put weights into the same servers."""
+    counts = {
+        "launch.num_samplers": recipe.launch.num_samplers,
+        "evaluation.num_workers": recipe.evaluation.num_workers,
+    }
+    for name, count in counts.items():
+        if recipe.engine.kind == "vllm_server" and count > 1:
+            raise ConfigError(
+                f"{name} = {count}: servers belong to one sampler at a time, which spreads its work over all of "
+                f"engine.server_urls. Set it to 1; more samplers, with servers of their own, may join by "
+                f"`oapl sample --run_dir`."
+            )
 
 
 def check_not_past_its_end(recipe: Recipe, run: RunFolder) -> None:

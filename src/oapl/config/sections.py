@@ -19,7 +19,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-ServerURL = Annotated[str, Field(pattern=r"^https?://[^/@\s?#]+(/[^@\s?#]*)?$")]
+ServerURL = Annotated[str, Field(pattern=r"^https?://(\[[0-9a-fA-F:]+\]|[^/@:\s?#\[\]]+)(:\d{1,5})?(/[^@\s?#]*)?$")]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 VLLM_TEMPERATURE = 0.01
 """What vLLM raises lower ones to."""

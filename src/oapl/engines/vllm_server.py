@@ -29,7 +29,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from oapl.config import EngineConfig
 from oapl.engines.base import Engine
 from oapl.errors import EngineError, PolicyLostError
-from oapl.model import eos_token_ids
+from oapl.model import eos_token_ids, has_tied_head
 from oapl.plan import derive_seed
 from oapl.types import Completion, Request, SamplingParams
 
@@ -177,7 +177,7 @@ class Server:
 
     def __init__(self, url: str, config: EngineConfig) -> None:
         self.url, self._config = url, config
-        self.max_model_len = 0
+        self.max_model_len, self._device = 0, ""
         self._label = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -189,34 +189,46 @@ class Server:
         self._label = f"{policy.name}-{uuid.uuid4().hex}"
         is_fresh = await self._is_started(client, policy)
         await self._check_settings(client)
-        if not is_fresh:
-            try:
-                await self._reload(client, policy)
-                return
-            except Refused as error:
-                if self._process is None:
-                    raise EngineError(
-                        f"{self.url} cannot take the weights of {policy}: {error}. The server must see this folder "
-                        f"under this very path, as on a shared disk, and serve a model of this kind. It has no weights "
-                        f"now, and may have ended: start it again, or set engine.server_command."
-                    ) from error
-                log.warning("%s took no new weights and is started anew: %s", self.url, error)
-                self.stop()
-                await self._is_started(client, policy)
-                await self._check_settings(client)
-        await self._set_label(client)
+        if is_fresh:
+            await self._set_label(client)
+            return
+        try:
+            await self._reload(client, policy)
+        except Refused as error:
+            if self._process is None:
+                raise EngineError(
+                    f"{self.url} cannot take the weights of {policy}: {error}. End it and set engine.server_command, "
+                    f"by which the sampler starts it with them."
+                ) from error
+            log.warning("%s takes no new weights and is started anew: %s", self.url, error)
+            self.stop()
+            await self.load(client, policy)
 
     async def _reload(self, client: Client, policy: Path) -> None:
         """Labels it before and after, so that of two samplers that load at once one at least finds the other label."""
+        if self._device == "cpu" and has_tied_head(policy):
+            raise Refused(
+                "on a CPU, vLLM computes with a packed copy of a head that is tied to the embeddings, and a reload "
+                "leaves the copy as it was"
+            )
         await self.ask(client, "POST", "/pause?mode=abort")
         await self._set_label(client)
-        with_weights = {"method": "reload_weights", "kwargs": {"weights_path": str(policy)}}
-        await self._try(client, "POST", "/collective_rpc", {"method": "reset_weights"})
-        await self._try(client, "POST", "/collective_rpc", with_weights)  # zeros are left where that did nothing
-        if not (await self._try(client, "POST", "/reset_prefix_cache"))["success"]:
+        try:
+            await self._call(client, "reset_weights")  # zeros are left, and found, of what the reload passes over
+            await self._call(client, "reload_weights", weights_path=str(policy))
+        except Unavailable as error:
+            raise Refused(
+                f"{error}. It must see this folder under this very path, as on a shared disk, and serve a model of "
+                f"this kind; now it has no weights, and may have ended"
+            ) from error
+        if not (await self.ask(client, "POST", "/reset_prefix_cache"))["success"]:
             raise Refused("its prefix cache, which is of the old weights, is in use")
         await self._set_label(client)
         await self.ask(client, "POST", "/resume")
+
+    async def _call(self, client: Client, method: str, **arguments: str) -> None:
+        """A method of the server's workers, once: one that fails may end the server."""
+        await self._once(client, "POST", "/collective_rpc", {"method": method, "kwargs": arguments})
 
     async def _set_label(self, client: Client) -> None:
         await self.ask(client, "POST", "/update_weight_version", {"new_version": self._label})
@@ -264,18 +276,19 @@ class Server:
         if choice["finish_reason"] not in ("stop", "length"):  # another sampler's load, or the server's end
             await self.check_label(client)
             raise PolicyLostError(f"{self.url} broke a completion off ({choice['finish_reason']})")
-        self._check_made_under([span["version"] for span in choice["weight_versions"]])
+        self._check_made_under([span["version"] for span in choice["weight_versions"] or ()])
         return answer
 
     # HTTP
 
     async def ask(self, client: Client, method: str, path: str, body: Any = None) -> Any:
-        """Asks until it answers, for PATIENCE_S. Raises EngineError after that, and where it refuses; PolicyLostError
-        where it was started here and has ended."""
-        since = time.monotonic()
+        """Asks until it answers, for PATIENCE_S from its first failure on. Raises EngineError after that, and where it
+        refuses; PolicyLostError where it was started here and has ended."""
+        failures: list[float] = []
 
         def is_enough(_: RetryCallState) -> bool:
-            return time.monotonic() - since > PATIENCE_S or self._has_ended()
+            failures.append(time.monotonic())
+            return failures[-1] - failures[0] > PATIENCE_S or self._has_ended()
 
         def tell(state: RetryCallState) -> None:
             assert state.outcome is not None
@@ -302,20 +315,13 @@ class Server:
         except Refused as error:
             raise EngineError(f"{self.url}{path}: {error}") from error
 
-    async def _try(self, client: Client, method: str, path: str, body: Any = None) -> Any:
-        """Asks once."""
-        try:
-            return await self._once(client, method, path, body)
-        except Unavailable as error:
-            raise Refused(str(error)) from error
-
     async def _once(self, client: Client, method: str, path: str, body: Any) -> Any:
         try:
             timeout = LOOK_S if method == "GET" else ANSWER_S
             answer = await client.request(
                 method, self.url + path, json=body, timeout=httpx2.Timeout(timeout, connect=20.0)
             )
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        except httpx2.TransportError as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from error
         if answer.is_success:
             return answer.json() if answer.content else None
@@ -333,7 +339,8 @@ class Server:
 
     async def _check_settings(self, client: Client) -> None:
         """Raises EngineError where the server would compute other log-probs than those it samples from."""
-        info = (await self.ask(client, "GET", "/server_info?config_format=json"))["vllm_config"]["model_config"]
+        config = (await self.ask(client, "GET", "/server_info?config_format=json"))["vllm_config"]
+        info = config["model_config"]
         for name, flag, asked in (
             ("logprobs_mode", "--logprobs-mode", "processed_logprobs"),
             ("dtype", "--dtype", self._config.dtype),
@@ -344,7 +351,7 @@ class Server:
                     f"{self.url} runs with {flag} {found}. Start it with {flag} {asked}{other}: "
                     f"`{FLAGS.format(dtype=self._config.dtype)}`."
                 )
-        self.max_model_len = int(info["max_model_len"])
+        self.max_model_len, self._device = int(info["max_model_len"]), str(config["device_config"]["device"])
 
     # A process of our own
 
