@@ -288,7 +288,7 @@ def test_the_policy_says_what_ends_a_completion_and_not_the_tokenizer(
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
 @pytest.mark.filterwarnings("ignore")  # vLLM's own
 def test_vllm_replaces_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
-    """On a CPU it computes with a packed copy of such a head, which a reload would leave as it was."""
+    """In place: on a CPU it computes with a packed copy of such a head, which a reload alone leaves as it was."""
     tied = make_tiny_model(tmp_path / "tied", head_dim=32)
     model = load_model(str(tied), "float32", "cpu")
     with torch.no_grad():
@@ -297,7 +297,9 @@ def test_vllm_replaces_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
     model.save_pretrained(tmp_path / "louder")
     with closing(make_engine(EngineConfig(**ENGINES["vllm"]))) as engine:
         engine.load(tied)
+        started = engine._llm
         engine.load(tmp_path / "louder")
+        assert engine._llm is started
         np.testing.assert_allclose(engine.score([PROMPTS[0]])[0], score(model, [PROMPTS[0]])[0], atol=1e-4)
 
 

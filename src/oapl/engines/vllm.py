@@ -39,11 +39,11 @@ class VLLMEngine(Engine):
     def load(self, policy: Path) -> None:
         """Puts the weights in the place of those before. Where vLLM cannot, it says why and is started anew."""
         self._eos = eos_token_ids(policy)
-        if self._config.device == "cpu" and has_tied_head(policy):
-            self.close()  # there vLLM computes with a packed copy of such a head, which a reload leaves as it was
         if self._llm is not None:
             try:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
+                if self._config.device == "cpu" and has_tied_head(policy):
+                    self._llm.apply_model(pack_heads)
                 if self._llm.reset_prefix_cache():  # whose keys and values are of the old weights
                     return
                 raise RuntimeError("its prefix cache is in use")
@@ -148,6 +148,16 @@ def start(config: EngineConfig, policy: Path) -> Any:
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise EngineError(f"engine.kind = 'vllm': vLLM does not start with {policy}: {error}") from error
+
+
+def pack_heads(model: Any) -> None:
+    """On a CPU vLLM computes with packed copies of weights. A reload packs what a checkpoint holds, and so not a head
+    that is tied to the embeddings, though its weight is theirs and new."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def prompts(sequences: Any) -> list[dict[str, list[int]]]:
