@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,26 +28,40 @@ from oapl.config import EngineConfig, load_recipe
 from oapl.engines import vllm_server
 from oapl.engines.vllm_server import VLLMServerEngine
 from oapl.errors import ConfigError, EngineError, PolicyLostError
+from oapl.model import PROBE
+from oapl.processes import wait_until
+from oapl.sampler import Sampler
 from oapl.store import RunFolder
-from oapl.types import Request, SamplingParams
+from oapl.types import PolicyRef, Request, SamplingParams
 from test_death import assert_complete
 from test_engine_contract import SERVE
 
 REQUESTS, PARAMS = [Request(np.array([3, 8, 5], np.int32), 1)], SamplingParams(1.0, 2, 2)
+OTHER_REQUESTS = [Request(np.array([3, 8, 5], np.int32), 2)]
 
 
 class Standin:
-    """Answers as a server of vLLM does, with the same two tokens each time, and notes what it was asked."""
+    """Answers as a server of vLLM does, with the same two tokens each time, and notes what it was asked. Its weights
+    are the folder that they are of, and its log-probs the first digit of that folder's name."""
 
     def __init__(self) -> None:
-        self.model_config = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32", "max_model_len": 128}
-        self.label, self.device = "default", "cuda"
+        self.model_config = {
+            "model": "/9-at-start",
+            "logprobs_mode": "processed_logprobs",
+            "dtype": "torch.float32",
+            "max_model_len": 128,
+        }
+        self.start_anew()
+        self.device = "cuda"
+        self.before: dict[str, Callable[[], None]] = {}
+        """What happens once, just before an answer of this path."""
         self.asked: list[str] = []
         self.key: str | None = None
         self.refuses: dict[str, tuple[int, Any]] = {}
         """Status and body by path, in place of the answer."""
         self.failures_left, self.answers_after_s = 0, 0.0
-        self.finish_reason, self.logprob = "length", -0.5
+        self.finish_reason: str = "length"
+        self.logprob: float | None = None
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -75,9 +92,13 @@ class Standin:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    def start_anew(self) -> None:
+        self.label, self.weights = "default", self.model_config["model"]
+
     def answer(self, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
         path = path.partition("?")[0]
         self.asked.append(path if path != "/collective_rpc" else body["method"])
+        self.before.pop(self.asked[-1], lambda: None)()
         if self.key is not None and authorization != f"Bearer {self.key}":
             return 401, {"error": "Unauthorized"}
         if self.failures_left > 0:
@@ -88,6 +109,10 @@ class Standin:
             return self.refuses[self.asked[-1]]
         if path == "/update_weight_version":
             self.label = body["new_version"]
+        if self.asked[-1] == "reload_weights":
+            self.weights = body["kwargs"]["weights_path"]
+        logprob = self.logprob or -float(Path(self.weights).name[0])
+        sent = (body or {}).get("token_ids", [])
         answers = {
             "/server_info": {
                 "vllm_config": {"model_config": self.model_config, "device_config": {"device": self.device}}
@@ -98,12 +123,12 @@ class Standin:
                 "choices": [
                     {
                         "token_ids": [4, 5],
-                        "logprobs": {"content": [{"logprob": self.logprob}] * 2},
+                        "logprobs": {"content": [{"logprob": logprob}] * 2},
                         "finish_reason": self.finish_reason,
                         "weight_versions": [{"version": self.label}],
                     }
                 ],
-                "prompt_logprobs": None,
+                "prompt_logprobs": [None, *[{str(token): {"logprob": logprob}} for token in sent[1:]]],
             },
         }
         return 200, answers.get(path)
@@ -121,6 +146,11 @@ def server() -> Iterator[Standin]:
 
 
 @pytest.fixture
+def policy(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "1"))
+
+
+@pytest.fixture
 def engine(server: Standin) -> VLLMServerEngine:
     return VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url,)))
 
@@ -131,14 +161,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
 
-def test_weights_are_swapped_while_the_server_is_paused(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
-    engine.load(tiny_model)
+def test_weights_are_swapped_while_the_server_is_paused(engine: VLLMServerEngine, server: Standin, policy: Path):
+    engine.load(policy)
     label = "/update_weight_version"
-    swap = ["/pause", label, "reset_weights", "reload_weights", "/reset_prefix_cache", label, "/resume"]
+    weights = ["reset_weights", "reload_weights", "/reset_prefix_cache"]
+    swap = ["/pause", label, *weights, "/weight_info", label, "/resume"]
     assert server.asked == ["/health", "/server_info", *swap]
     (group,) = engine.generate(REQUESTS, PARAMS)
     assert [completion.token_ids.tolist() for completion in group] == [[4, 5], [4, 5]]
-    assert group[0].logprobs.tolist() == [-0.5, -0.5]
+    assert group[0].logprobs.tolist() == [-1.0, -1.0]
 
 
 @pytest.mark.parametrize(
@@ -153,32 +184,141 @@ def test_weights_are_swapped_while_the_server_is_paused(engine: VLLMServerEngine
     ],
 )
 def test_a_server_whose_log_probs_would_be_others_is_refused(
-    engine: VLLMServerEngine, server: Standin, tiny_model: Path, setting: str, value: str, told: str
+    engine: VLLMServerEngine, server: Standin, policy: Path, setting: str, value: str, told: str
 ):
     server.model_config[setting] = value
     with pytest.raises(EngineError, match=told):
-        engine.load(tiny_model)
+        engine.load(policy)
 
 
 def test_what_a_server_made_after_it_was_started_anew_is_dropped(
-    engine: VLLMServerEngine, server: Standin, tiny_model: Path
+    engine: VLLMServerEngine, server: Standin, policy: Path
 ):
-    engine.load(tiny_model)
+    engine.load(policy)
     server.label = "default"  # as after a start
     with pytest.raises(PolicyLostError, match="was started anew"):
         engine.generate(REQUESTS, PARAMS)
 
 
-def test_two_samplers_on_one_server_are_told(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
-    engine.load(tiny_model)
+@pytest.mark.parametrize("path", ["reload_weights", "/reset_prefix_cache", "/weight_info"])
+def test_a_server_that_is_started_anew_during_a_load_is_not_taken_for_loaded(
+    engine: VLLMServerEngine, server: Standin, policy: Path, path: str
+):
+    """It comes back with the weights that it was started with, and answers all that the load still asks."""
+    server.before[path] = server.start_anew
+    with pytest.raises(PolicyLostError, match="was started anew"):
+        engine.load(policy)
+    assert server.label == "default"
+    engine.load(policy)
+    assert engine.generate(REQUESTS, PARAMS)[0][0].logprobs[0] == -1.0
+
+
+def test_a_server_that_was_started_with_the_policy_and_took_no_other_holds_it(
+    engine: VLLMServerEngine, server: Standin, policy: Path
+):
+    server.model_config["model"] = str(policy)
+    server.start_anew()
+    engine.load(policy)
+    assert "reload_weights" not in server.asked
+    engine.load(policy)
+    assert "reload_weights" in server.asked
+
+
+@pytest.mark.parametrize("path", ["reload_weights", "/reset_prefix_cache", "/weight_info"])
+def test_of_two_samplers_that_load_a_server_at_once_none_goes_on(
+    engine: VLLMServerEngine, server: Standin, policy: Path, path: str
+):
+    """The second's load falls whole between two steps of the first's."""
     other = VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url,)))
-    other.load(tiny_model)
+    server.before[path] = lambda: other.load(Path(shutil.copytree(policy, policy.parent / "2")))
+    for work in (lambda: engine.load(policy), lambda: other.generate(REQUESTS, PARAMS)):
+        with pytest.raises(EngineError, match=r"another sampler uses it\. Give each sampler servers of its own"):
+            work()
+
+
+def test_two_samplers_on_one_server_are_told(engine: VLLMServerEngine, server: Standin, policy: Path):
+    engine.load(policy)
+    other = VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url,)))
+    other.load(policy)
     with pytest.raises(EngineError, match=r"another sampler uses it\. Give each sampler servers of its own"):
         engine.generate(REQUESTS, PARAMS)
 
 
-def test_a_completion_that_was_broken_off_is_none(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
-    engine.load(tiny_model)
+def test_what_other_servers_made_is_kept_when_one_lost_the_policy(server: Standin, policy: Path):
+    other = Standin()
+    engine = VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url, other.url), max_num_seqs=1))
+    engine.load(policy)
+    server.start_anew()
+    with pytest.raises(PolicyLostError, match="was started anew"):
+        engine.generate(REQUESTS * 2 + OTHER_REQUESTS * 2, PARAMS)
+    asked = [each.asked.count("/inference/v1/generate") for each in (server, other)]
+    assert asked == [1, 4], "what lost the policy is asked no more, and the other ends its part"
+    engine.load(policy)
+    groups = engine.generate(REQUESTS * 2 + OTHER_REQUESTS * 2, PARAMS)
+    assert [[completion.logprobs[0] for completion in group] for group in groups] == [[-1.0, -1.0]] * 4
+    assert [each.asked.count("/inference/v1/generate") for each in (server, other)] == [1, 4]
+    other.close()
+
+
+def test_a_sampler_loads_a_policy_once_more_that_its_server_lost_before_the_probe(
+    write_recipe, server: Standin, policy: Path
+):
+    """Between the load's end and the probe's scores, when nothing was sampled yet."""
+    (policy / PROBE).write_text(json.dumps({"sequences": [[3, 8, 5]], "logprobs": [[-1.0, -1.0]]}))
+    recipe = load_recipe(write_recipe(engine={"kind": "vllm_server", "server_urls": [server.url]}))
+    sampler = Sampler(recipe, lambda _: policy)
+    server.before["/inference/v1/generate"] = server.start_anew
+    sampler.hold(PolicyRef(1, 1, "a"))
+    assert server.weights == str(policy)
+    assert server.asked.count("reload_weights") == 2
+    sampler.close()
+
+
+def test_a_server_that_never_keeps_a_policy_ends_the_sampler_with_advice(write_recipe, server: Standin, policy: Path):
+    recipe = load_recipe(write_recipe(engine={"kind": "vllm_server", "server_urls": [server.url]}))
+    server.refuses["/reset_prefix_cache"] = (500, {"error": {"message": "out of memory"}})
+    sampler = Sampler(recipe, lambda _: policy)
+    with pytest.raises(EngineError, match=r"out of memory, and that for the 4th time in a row\. Find out from its own"):
+        sampler.hold(PolicyRef(1, 1, "a"))
+    sampler.close()
+
+
+def test_told_to_stop_a_sampler_waits_for_no_server(policy: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its patience would be a thousand years."""
+    monkeypatch.setattr(vllm_server, "PATIENCE_S", 3e10)
+    url, stop = f"http://127.0.0.1:{free_port()}", threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    config = EngineConfig(kind="vllm_server", server_urls=(url,))
+    with pytest.raises(EngineError, match=f"stopped while {url} fails: ConnectError"):
+        VLLMServerEngine(config, stop.is_set).load(policy)
+
+
+def test_a_server_that_another_started_is_started_here_once_nobody_listens(policy: Path, tmp_path: Path):
+    """It answered when the policy was loaded."""
+    server = Standin()
+    command = f"touch {tmp_path / 'started'} {{model}}"
+    engine = VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url,), server_command=command))
+    engine.load(policy)
+    server.close()
+    with pytest.raises(PolicyLostError, match="has ended"):
+        engine.generate(REQUESTS, PARAMS)
+    with pytest.raises(EngineError, match=r"engine\.server_command ended before"):
+        engine.load(policy)
+    assert (tmp_path / "started").exists()
+
+
+def test_a_server_has_time_to_end_by_itself(engine: VLLMServerEngine, policy: Path, tmp_path: Path):
+    """It takes a second after SIGTERM to write its farewell."""
+    script = f"trap 'sleep 1; echo > {tmp_path / 'farewell'}; exit' TERM; echo > {tmp_path / 'up'}; sleep 60 & wait"
+    server = engine._servers[0]
+    server._process = server._start(f"sh -c {shlex.quote(script)}", policy)
+    wait_until(lambda: (tmp_path / "up").exists(), lambda: False)
+    server.stop()
+    assert (tmp_path / "farewell").exists()
+
+
+def test_a_completion_that_was_broken_off_is_none(engine: VLLMServerEngine, server: Standin, policy: Path):
+    engine.load(policy)
     server.finish_reason = "abort"
     with pytest.raises(PolicyLostError, match=r"broke a completion off \(abort\)"):
         engine.generate(REQUESTS, PARAMS)
@@ -186,77 +326,75 @@ def test_a_completion_that_was_broken_off_is_none(engine: VLLMServerEngine, serv
 
 @pytest.mark.parametrize("logprob", [-9999.0, float("nan")])
 def test_log_probs_that_are_not_finite_are_told(
-    engine: VLLMServerEngine, server: Standin, tiny_model: Path, logprob: float
+    engine: VLLMServerEngine, server: Standin, policy: Path, logprob: float
 ):
-    engine.load(tiny_model)
+    engine.load(policy)
     server.logprob = logprob
     with pytest.raises(EngineError, match="log-probs that are not finite"):
         engine.generate(REQUESTS, PARAMS)
 
 
-def test_a_server_that_cannot_now_is_asked_again(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
-    engine.load(tiny_model)
+def test_a_server_that_cannot_now_is_asked_again(engine: VLLMServerEngine, server: Standin, policy: Path):
+    engine.load(policy)
     server.failures_left = 2
     assert len(engine.generate(REQUESTS, PARAMS)[0]) == 2
 
 
-def test_patience_begins_with_the_first_failure(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
+def test_patience_begins_with_the_first_failure(engine: VLLMServerEngine, server: Standin, policy: Path):
     """A completion may take longer than that before its connection breaks; here 3.5 of 3 seconds."""
-    engine.load(tiny_model)
+    engine.load(policy)
     server.failures_left, server.answers_after_s = 1, 3.5
     assert len(engine.generate(REQUESTS, SamplingParams(1.0, 2, 1))[0]) == 1
 
 
-def test_a_server_that_stays_away_is_named(tiny_model: Path):
+def test_a_server_that_stays_away_is_named(policy: Path):
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(EngineError, match=rf"{url} has not answered for 3 s: ConnectError.*correct engine.server_urls"):
-        VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(url,))).load(tiny_model)
+    with pytest.raises(EngineError, match=rf"{url} has failed for 3 s: ConnectError.*correct engine.server_urls"):
+        VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(url,))).load(policy)
 
 
-def test_a_server_that_refuses_says_why_and_is_not_asked_again(
-    engine: VLLMServerEngine, server: Standin, tiny_model: Path
-):
-    engine.load(tiny_model)
+def test_a_server_that_refuses_says_why_and_is_not_asked_again(engine: VLLMServerEngine, server: Standin, policy: Path):
+    engine.load(policy)
     server.refuses["/inference/v1/generate"] = (400, {"error": {"message": "token 77 is\nout of vocabulary"}})
     with pytest.raises(EngineError, match=r"generate: it answers 400, token 77 is out of vocabulary"):
         engine.generate(REQUESTS, PARAMS)
     assert server.asked.count("/inference/v1/generate") <= 2  # both completions were on their way
 
 
-def test_a_server_without_what_is_needed_is_told_how_to_start(
-    engine: VLLMServerEngine, server: Standin, tiny_model: Path
-):
-    server.refuses["/server_info"] = (404, {"detail": "Not Found"})
-    with pytest.raises(EngineError, match=r"404.*VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out"):
-        engine.load(tiny_model)
+def test_a_server_without_what_is_needed_is_told_how_to_start(engine: VLLMServerEngine, server: Standin, policy: Path):
+    flags = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out"
+    for answer in ((404, {"detail": "Not Found"}), (200, {"name": "another service"})):
+        server.refuses["/server_info"] = answer
+        with pytest.raises(EngineError, match=rf"/server_info.*{flags}"):
+            engine.load(policy)
 
 
-def test_weights_that_the_server_cannot_see_are_told(engine: VLLMServerEngine, server: Standin, tiny_model: Path):
+def test_weights_that_the_server_cannot_see_are_told(engine: VLLMServerEngine, server: Standin, policy: Path):
     server.refuses["reload_weights"] = (500, {"error": {"message": "no such folder"}})
     with pytest.raises(EngineError, match=r"cannot take the weights of .*no such folder.*must see this folder under"):
-        engine.load(tiny_model)
+        engine.load(policy)
 
 
 def test_a_head_that_a_reload_would_leave_as_it_was_is_not_reloaded(
-    engine: VLLMServerEngine, server: Standin, tiny_model: Path
+    engine: VLLMServerEngine, server: Standin, policy: Path
 ):
     """That of the tiny model is tied to its embeddings."""
     server.device = "cpu"
     with pytest.raises(EngineError, match=r"a head that is tied to the embeddings.*set engine\.server_command"):
-        engine.load(tiny_model)
+        engine.load(policy)
     assert "reload_weights" not in server.asked
 
 
-def test_weights_are_never_taken_for_granted_in_a_server_that_another_started(server: Standin, tiny_model: Path):
+def test_weights_are_never_taken_for_granted_in_a_server_that_another_started(server: Standin, policy: Path):
     """The server that this sampler started takes none; once it is ended, another answers in its place, of weights that
     nobody knows. It is not labelled before a reload of its own."""
     engine = VLLMServerEngine(
         EngineConfig(kind="vllm_server", server_urls=(server.url,), server_command="sleep 600 {model}")
     )
-    engine._servers[0]._process = engine._servers[0]._start("sleep 600", tiny_model)
+    engine._servers[0]._process = engine._servers[0]._start("sleep 600", policy)
     server.refuses["reload_weights"] = (500, {"error": {"message": "no such folder"}})
     with pytest.raises(EngineError, match=r"cannot take the weights of .*no such folder"):
-        engine.load(tiny_model)
+        engine.load(policy)
     assert server.asked.count("reload_weights") == 2
     assert server.asked.count("/update_weight_version") == 2
     engine.close()
@@ -272,21 +410,37 @@ def test_a_run_whose_samplers_would_share_servers_is_refused_at_once(write_recip
         assert "servers belong to one sampler at a time" in capsys.readouterr().err
 
 
+def test_one_sees_that_a_server_is_away_and_may_leave_at_once(write_recipe, policy: Path, tmp_path: Path):
+    url = f"http://127.0.0.1:{free_port()}"
+    recipe = write_recipe(
+        engine={"kind": "vllm_server", "server_urls": [url]},
+        model={"name_or_path": str(policy)},
+        launch={"kind": "processes"},
+    )
+    words = [sys.executable, "-m", "oapl", "train", str(recipe), "--run_dir", str(tmp_path / "run")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = next(line for line in process.stdout if "asked again" in line)
+        assert re.search(rf"note: .*: {url} fails, and is asked again for 600 s: ConnectError", said)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130  # and not after ten minutes, nor when it is killed after two
+
+
 def test_the_key_comes_from_the_environment(
-    engine: VLLMServerEngine, server: Standin, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    engine: VLLMServerEngine, server: Standin, policy: Path, monkeypatch: pytest.MonkeyPatch
 ):
     server.key = "a-key"
     with pytest.raises(EngineError, match=r"401.*Set VLLM_API_KEY in the sampler's environment"):
-        engine.load(tiny_model)
+        engine.load(policy)
     monkeypatch.setenv("VLLM_API_KEY", "a-key")
-    engine.load(tiny_model)
+    engine.load(policy)
     assert len(engine.generate(REQUESTS, PARAMS)[0]) == 2
 
 
-def test_requests_are_spread_over_servers_by_group(server: Standin, tiny_model: Path):
+def test_requests_are_spread_over_servers_by_group(server: Standin, policy: Path):
     other = Standin()
     engine = VLLMServerEngine(EngineConfig(kind="vllm_server", server_urls=(server.url, other.url)))
-    engine.load(tiny_model)
+    engine.load(policy)
     engine.generate(REQUESTS * 4, PARAMS)
     assert [each.asked.count("/inference/v1/generate") for each in (server, other)] == [4, 4]
     other.close()
@@ -299,7 +453,8 @@ def test_requests_are_spread_over_servers_by_group(server: Standin, tiny_model: 
         ({"server_urls": ["node1:8000"]}, "server_urls"),
         ({"server_urls": ["http://key:secret@node1"]}, "server_urls"),
         ({"server_urls": ["http://node1:port"]}, "server_urls"),
-        ({"server_urls": ["http://a", "http://a"]}, "name a server twice"),
+        ({"server_urls": ["http://node1:99999"]}, "Write it like http://node1:8000"),
+        ({"server_urls": ["http://a", "http://a/"]}, "name a server twice"),
         ({"server_urls": ["http://a"], "device": "cuda"}, "is the servers' own: give it to `vllm serve` as a flag"),
         ({"server_urls": ["http://a"], "server_command": "vllm serve"}, "must have {model}"),
         ({"server_urls": ["http://a"], "server_command": "vllm serve {model} {size}"}, "must have {model}"),

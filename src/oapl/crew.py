@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import multiprocessing.util
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -73,21 +75,29 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     end_with_parent()
+    sending = threading.Lock()
+
+    def tell(kind: str, value: Any) -> None:
+        with sending:  # warnings come from any thread
+            connection.send((kind, value))
+
     code = 1
     try:
         from oapl import roles
 
+        for handler in (logging.StreamHandler(), Told(tell)):
+            logging.getLogger("oapl").addHandler(handler)
         run = RunFolder(run_dir)
         events = Events(
             should_stop=stop.is_set,
-            on_step=lambda record: connection.send(("step", dict(record))),
-            on_shard=lambda record: connection.send(("shard", dict(record))),
+            on_step=lambda record: tell("step", dict(record)),
+            on_shard=lambda record: tell("shard", dict(record)),
         )
         getattr(roles, role)(load_recipe(run.config_path), run, events, **arguments)
         code = TOLD_TO_STOP if stop.is_set() else 0
     except OaplError as error:
         traceback.print_exc()
-        connection.send(("error", error))
+        tell("error", error)
     except Exception:
         traceback.print_exc()
     connection.close()
@@ -95,6 +105,18 @@ def child_main(connection: Connection, run_dir: str, role: str, log: str, argume
     sys.stderr.flush()
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives back semaphores of libraries
     os._exit(code)  # all is stored; what threads of native libraries do at a slow exit is not worth waiting for
+
+
+class Told(logging.Handler):
+    """Passes warnings on to who watches the run; all else that a child says is in its log alone."""
+
+    def __init__(self, tell: Callable[[str, Any], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # nobody listens any more
+            self._tell("warning", record.getMessage())
 
 
 class Crew:
@@ -164,6 +186,8 @@ class Crew:
                     continue
                 if kind == "error":
                     child.error = value
+                elif kind == "warning":
+                    self._progress.note(f"{child.name}: {value}")
                 elif kind == "step":
                     self._events.on_step(value)
                 else:

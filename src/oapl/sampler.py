@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from oapl.config import Recipe
 from oapl.engines import make_engine
 from oapl.engines.base import Engine
-from oapl.errors import PolicyLostError, StoreError, TaskError
+from oapl.errors import EngineError, PolicyLostError, StoreError, TaskError
 from oapl.judging import MAX_FAILED_IN_A_ROW, Judge, shard_event
 from oapl.model import PROBE, check_probe, encode_prompt, load_tokenizer, probe_gap, probe_sequences
 from oapl.paths import StorePath, poll_s
@@ -46,6 +46,7 @@ MAX_CHECKED = 4096
 MAX_LOST = 3
 """Times in a row that an engine may lose the policy while it works on one block."""
 ShardEvent = Mapping[str, Any]
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Sampler:
         self._locate, self._on_shard = locate, on_shard
         self.task: Task = make_task(recipe.task)
         self._judge = Judge(self.task, should_stop)
-        self.engine: Engine = make_engine(recipe.engine, recipe.model.attn_implementation)
+        self.engine: Engine = make_engine(recipe.engine, recipe.model.attn_implementation, should_stop)
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._loaded: PolicyRef | None = None
         self.num_stored = 0
@@ -77,6 +78,26 @@ class Sampler:
 
     def hold(self, policy: PolicyRef) -> None:
         """Makes sure that the engine holds this policy: files verified, loaded, and its probe scored."""
+        self._on(policy, lambda: None)
+
+    def _on(self, policy: PolicyRef, work: Callable[[], T]) -> T:
+        """What this work with a policy gives, begun again with the policy loaded and probed once more where the engine
+        lost it."""
+        times_lost = 0
+        while True:
+            try:
+                self._load(policy)
+                return work()
+            except PolicyLostError as error:
+                self._loaded, times_lost = None, times_lost + 1
+                if times_lost > MAX_LOST:
+                    raise EngineError(
+                        f"{error}, and that for the {times_lost}th time in a row. Find out from its own log why, and "
+                        f"give the same command: what was stored is kept."
+                    ) from error
+                log.warning("%s: the policy is loaded once more", error)
+
+    def _load(self, policy: PolicyRef) -> None:
         if policy == self._loaded:
             return
         path = self._locate(policy)
@@ -218,25 +239,12 @@ class Sampler:
                 requests[position] = self._request(round, position, prompt)
             except TaskError as error:  # of an endless task, or one of very many rows, which were not all checked
                 unsampled.append(FailedGroup(position, prompt_id, str(error)))
-        answers = self._generate(round, list(requests.values()))
+        answers = self._on(round.policy, lambda: self.engine.generate(list(requests.values()), round.sampling))
         sampled = tuple(
             self._sampled_group(position, round.prompt_ids[position], request, completions)
             for (position, request), completions in zip(requests.items(), answers, strict=True)
         )
         return Draft(sampled, tuple(unsampled), time.monotonic() - start, self._mismatch)
-
-    def _generate(self, round: Round, requests: Sequence[Request]) -> list[list[Completion]]:
-        """All of them once more, on weights that were loaded and probed once more, where the engine lost the policy."""
-        times_lost = 0
-        while True:
-            try:
-                self.hold(round.policy)
-                return self.engine.generate(requests, round.sampling)
-            except PolicyLostError as error:
-                self._loaded, times_lost = None, times_lost + 1
-                if times_lost > MAX_LOST:
-                    raise
-                log.warning("%s: it is loaded once more", error)
 
     def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
         """Raises TaskError where the prompt is empty or leaves no room for its completion."""

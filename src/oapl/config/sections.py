@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from oapl.config.benchmarks import find_benchmark
@@ -19,12 +20,23 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-ServerURL = Annotated[str, Field(pattern=r"^https?://(\[[0-9a-fA-F:]+\]|[^/@:\s?#\[\]]+)(:\d{1,5})?(/[^@\s?#]*)?$")]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 VLLM_TEMPERATURE = 0.01
 """What vLLM raises lower ones to."""
 SaysNone = BeforeValidator(lambda value: "none" if value is None else value)
 """For a setting with a choice called "none", which the command line would read as None."""
+
+
+def server_url(url: str) -> str:
+    """Without a slash at its end. Raises ValueError where it is no server's, or holds a user's name or a query."""
+    try:
+        parts = urlsplit(url)
+        is_plain = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port or a bracket that is none
+        is_plain = False
+    if not is_plain or set(url) & set("@?#") or url.split() != [url]:
+        raise ValueError(f"{url!r} is no server's URL. Write it like http://node1:8000")
+    return url.rstrip("/")
 
 
 class Section(BaseModel):
@@ -429,7 +441,7 @@ class EngineConfig(Section):
         description="What generates: `embedded`, PyTorch in the sampler's own process, `vllm`, there too, or "
         "`vllm_server`, servers of vLLM over HTTP.",
     )
-    server_urls: tuple[ServerURL, ...] = Field(
+    server_urls: tuple[Annotated[str, AfterValidator(server_url)], ...] = Field(
         (), description="vllm_server: the servers, such as `http://node1:8000`. Each gets the weights and its share."
     )
     server_command: str | None = Field(

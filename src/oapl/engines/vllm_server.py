@@ -16,11 +16,11 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx2
 import numpy as np
@@ -59,7 +59,14 @@ KEEP_ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
 ]
-UNTIL_STDIN_ENDS = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill 0; } & wait "$server"'
+UNTIL_STDIN_ENDS = f"""
+trap "" TERM
+exec 3<&0
+(trap - TERM; exec "$@") 3<&- &
+server=$!
+{{ cat <&3; kill 0; sleep {STOP_S:.0f}; kill -9 0; }} &
+wait "$server"
+"""
 """A shell's program: runs a command, and ends its process group once the one who started it has ended in any way."""
 
 Client = httpx2.AsyncClient
@@ -70,14 +77,17 @@ log = logging.getLogger(__name__)
 class VLLMServerEngine(Engine):
     """Spreads requests over servers that all hold the policy. A group goes to one, whose cache has its prompt."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, should_stop: Callable[[], bool] = lambda: False) -> None:
         self._config = config
-        self._servers = [Server(url.rstrip("/"), config) for url in config.server_urls]
+        self._servers = [Server(url, config, should_stop) for url in config.server_urls]
         self._eos: list[int] = []
+        self._policy: Path | None = None
+        self._made: dict[Hashable, Completion] = {}
+        """Of a call that ended before all were made, by what each is made from."""
 
     def load(self, policy: Path) -> None:
-        self._eos = eos_token_ids(policy)
-        self._ask([partial(server.load, policy=policy.resolve()) for server in self._servers])
+        self._eos, self._policy = eos_token_ids(policy), policy.resolve()
+        self._ask([partial(server.load, policy=self._policy) for server in self._servers])
 
     def close(self) -> None:
         """Ends the servers that were started here; others go on."""
@@ -89,18 +99,34 @@ class VLLMServerEngine(Engine):
         return min(server.max_model_len for server in self._servers) - 1  # vLLM refuses a prompt that fills it
 
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
-        calls = [
-            partial(
-                self._servers[number % len(self._servers)].complete,
-                prompt=request.prompt_ids.tolist(),
-                sampling=self._sampling(request, index, params),
-            )
-            for number, request in enumerate(requests)
-            for index in range(params.num_generations)
+        """Where a server lost the policy, the others end what they have, and it is kept for the next call."""
+        indices = range(params.num_generations)
+        keys = [
+            [(self._policy, params, request.prompt_ids.tobytes(), request.seed, index) for index in indices]
+            for request in requests
         ]
-        made = iter(self._ask(calls))
-        self._ask([server.check_label for server in self._servers])
-        return [[next(made) for _ in range(params.num_generations)] for _ in requests]
+        self._made = {key: self._made[key] for group in keys for key in group if key in self._made}
+        self._ask(
+            [
+                partial(
+                    self._make,
+                    server=self._servers[number % len(self._servers)],
+                    prompt=request.prompt_ids.tolist(),
+                    sampling=self._sampling(request, index, params),
+                    key=keys[number][index],
+                )
+                for number, request in enumerate(requests)
+                for index in indices
+                if keys[number][index] not in self._made
+            ]
+        )
+        made, self._made = self._made, {}
+        return [[made[key] for key in group] for group in keys]
+
+    async def _make(
+        self, client: Client, server: Server, prompt: list[int], sampling: dict[str, Any], key: Hashable
+    ) -> None:
+        self._made[key] = await server.complete(client, prompt, sampling)
 
     def _sampling(self, request: Request, index: int, params: SamplingParams) -> dict[str, Any]:
         return {
@@ -134,7 +160,8 @@ class VLLMServerEngine(Engine):
         return first
 
     def _ask(self, calls: Sequence[Callable[[Client], Awaitable[T]]]) -> list[T]:
-        """Their answers, in order; `max_num_seqs` are in flight at once. The first error ends all."""
+        """Their answers, in order; `max_num_seqs` are in flight at once. The first error ends all; where it is a policy
+        that a server lost, once the others' calls have ended."""
         try:
             return asyncio.run(all_of(calls, self._config.max_num_seqs))
         except BaseExceptionGroup as errors:
@@ -147,6 +174,7 @@ class VLLMServerEngine(Engine):
 async def all_of(calls: Sequence[Callable[[Client], Awaitable[T]]], num_at_once: int) -> list[T]:
     seats = asyncio.Semaphore(num_at_once)
     key = os.environ.get(API_KEY)
+    lost: list[PolicyLostError] = []
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with (
         Client(
@@ -156,12 +184,18 @@ async def all_of(calls: Sequence[Callable[[Client], Awaitable[T]]], num_at_once:
         asyncio.TaskGroup() as group,
     ):
 
-        async def seated(call: Callable[[Client], Awaitable[T]]) -> T:
+        async def seated(call: Callable[[Client], Awaitable[T]]) -> T | None:
             async with seats:
-                return await call(client)
+                try:
+                    return await call(client)
+                except PolicyLostError as error:
+                    lost.append(error)
+                    return None
 
         tasks = [group.create_task(seated(call)) for call in calls]
-    return [task.result() for task in tasks]
+    if lost:
+        raise lost[0]
+    return [cast(T, task.result()) for task in tasks]
 
 
 class Refused(Exception):
@@ -172,40 +206,48 @@ class Unavailable(Exception):
     """No answer, or one that says that there is none now."""
 
 
+class Gone(Unavailable):
+    """Nobody listens."""
+
+
 class Server:
     """One `vllm serve`, and what this engine last put into it."""
 
-    def __init__(self, url: str, config: EngineConfig) -> None:
-        self.url, self._config = url, config
-        self.max_model_len, self._device = 0, ""
+    def __init__(self, url: str, config: EngineConfig, should_stop: Callable[[], bool]) -> None:
+        self.url, self._config, self._should_stop = url, config, should_stop
+        self.max_model_len, self._device, self._started_with = 0, "", ""
         self._label = ""
+        self._is_lost = False
+        """Whether it was seen without the weights of the last load: it is asked for nothing until the next one."""
         self._process: subprocess.Popen[bytes] | None = None
 
     # Weights
 
     async def load(self, client: Client, policy: Path) -> None:
         """Puts the policy's weights in the place of those before. Where the server cannot take them and was started
-        here, it is started anew."""
-        self._label = f"{policy.name}-{uuid.uuid4().hex}"
-        is_fresh = await self._is_started(client, policy)
+        here, it is started anew. Raises PolicyLostError where it was started anew meanwhile."""
+        self._label, self._is_lost = f"{policy.name}-{uuid.uuid4().hex}", False
+        await self._be_started(client, policy)
         await self._check_settings(client)
-        if is_fresh:
-            await self._set_label(client)
+        if self._started_with == str(policy) and await self._find_label(client) == UNLABELLED:
+            await self._set_label(client)  # for it has taken no other since
             return
         try:
             await self._reload(client, policy)
         except Refused as error:
             if self._process is None:
+                remedy = "set engine.server_command, by which the sampler starts it with them"
+                if self._config.server_command is not None:
+                    remedy = "give the same command: engine.server_command starts it with them"
                 raise EngineError(
-                    f"{self.url} cannot take the weights of {policy}: {error}. End it and set engine.server_command, "
-                    f"by which the sampler starts it with them."
+                    f"{self.url} cannot take the weights of {policy}: {error}. End this server and {remedy}."
                 ) from error
             log.warning("%s takes no new weights and is started anew: %s", self.url, error)
             self.stop()
             await self.load(client, policy)
 
     async def _reload(self, client: Client, policy: Path) -> None:
-        """Labels it before and after, so that of two samplers that load at once one at least finds the other label."""
+        """Labels it before and after, so that of two samplers that load at once both find the other's label."""
         if self._device == "cpu" and has_tied_head(policy):
             raise Refused(
                 "on a CPU, vLLM computes with a packed copy of a head that is tied to the embeddings, and a reload "
@@ -221,23 +263,26 @@ class Server:
                 f"{error}. It must see this folder under this very path, as on a shared disk, and serve a model of "
                 f"this kind; now it has no weights, and may have ended"
             ) from error
-        if not (await self.ask(client, "POST", "/reset_prefix_cache"))["success"]:
+        if not (await self._at_once(client, "POST", "/reset_prefix_cache"))["success"]:
             raise Refused("its prefix cache, which is of the old weights, is in use")
-        await self._set_label(client)
-        await self.ask(client, "POST", "/resume")
+        found = await self._find_label(client)
+        if found != UNLABELLED:
+            await self._set_label(client)
+        self._check_made_under([found])
+        await self._at_once(client, "POST", "/resume")
 
     async def _call(self, client: Client, method: str, **arguments: str) -> None:
         """A method of the server's workers, once: one that fails may end the server."""
         await self._once(client, "POST", "/collective_rpc", {"method": method, "kwargs": arguments})
 
-    async def _set_label(self, client: Client) -> None:
-        await self.ask(client, "POST", "/update_weight_version", {"new_version": self._label})
+    async def _find_label(self, client: Client) -> str:
+        return str((await self._at_once(client, "GET", "/weight_info"))["weight_version"])
 
-    async def check_label(self, client: Client) -> None:
-        """Raises PolicyLostError where the server was started anew, EngineError where another sampler loaded it."""
-        self._check_made_under([(await self.ask(client, "GET", "/weight_info"))["weight_version"]])
+    async def _set_label(self, client: Client) -> None:
+        await self._at_once(client, "POST", "/update_weight_version", {"new_version": self._label})
 
     def _check_made_under(self, labels: Sequence[str]) -> None:
+        """Raises PolicyLostError where the server was started anew, EngineError where another sampler loaded it."""
         strange = set(labels) - {self._label, UNLABELLED}
         if strange:
             raise EngineError(
@@ -269,31 +314,36 @@ class Server:
 
     async def _generate(self, client: Client, prompt: list[int], sampling: dict[str, Any]) -> Any:
         """An answer that was made by the weights of the last load, from its first token to its last."""
-        answer = await self.ask(
-            client, "POST", "/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling}
-        )
-        choice = answer["choices"][0]
-        if choice["finish_reason"] not in ("stop", "length"):  # another sampler's load, or the server's end
-            await self.check_label(client)
-            raise PolicyLostError(f"{self.url} broke a completion off ({choice['finish_reason']})")
-        self._check_made_under([span["version"] for span in choice["weight_versions"] or ()])
+        if self._is_lost:
+            raise PolicyLostError(f"{self.url} holds {self._label} no longer")
+        try:
+            answer = await self.ask(
+                client, "POST", "/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling}
+            )
+            choice = answer["choices"][0]
+            if choice["finish_reason"] not in ("stop", "length"):  # another sampler's load, or the server's end
+                self._check_made_under([await self._find_label(client)])
+                raise PolicyLostError(f"{self.url} broke a completion off ({choice['finish_reason']})")
+            self._check_made_under([span["version"] for span in choice["weight_versions"] or ()])
+        except PolicyLostError:
+            self._is_lost = True
+            raise
         return answer
 
     # HTTP
 
     async def ask(self, client: Client, method: str, path: str, body: Any = None) -> Any:
         """Asks until it answers, for PATIENCE_S from its first failure on. Raises EngineError after that, and where it
-        refuses; PolicyLostError where it was started here and has ended."""
+        refuses; PolicyLostError where it has ended and a load would start it."""
         failures: list[float] = []
 
-        def is_enough(_: RetryCallState) -> bool:
+        def is_enough(state: RetryCallState) -> bool:
             failures.append(time.monotonic())
-            return failures[-1] - failures[0] > PATIENCE_S or self._has_ended()
+            return failures[-1] - failures[0] > PATIENCE_S or self._is_gone(error_of(state)) or self._should_stop()
 
         def tell(state: RetryCallState) -> None:
-            assert state.outcome is not None
             if state.attempt_number in (3, 6) or state.attempt_number % 10 == 0:
-                log.warning("%s does not answer, and is asked again: %s", self.url, state.outcome.exception())
+                log.warning("%s fails, and is asked again for %.0f s: %s", self.url, PATIENCE_S, error_of(state))
 
         try:
             async for attempt in AsyncRetrying(
@@ -301,30 +351,51 @@ class Server:
                 wait=wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_S),
                 stop=is_enough,
                 before_sleep=tell,
+                sleep=self._pause,
                 reraise=True,
             ):
                 with attempt:
                     return await self._once(client, method, path, body)
         except Unavailable as error:
-            if self._has_ended():
-                raise PolicyLostError(f"the server that engine.server_command started for {self.url} ended") from error
+            if self._is_gone(error):
+                raise PolicyLostError(f"{self.url} has ended") from error
+            if self._should_stop():
+                raise EngineError(f"stopped while {self.url} fails: {error}") from error
             raise EngineError(
-                f"{self.url} has not answered for {PATIENCE_S:.0f} s: {error}. Start it again, or correct "
+                f"{self.url} has failed for {PATIENCE_S:.0f} s: {error}. Start it again, or correct "
                 f"engine.server_urls, and give the same command: what was stored is kept."
             ) from error
         except Refused as error:
             raise EngineError(f"{self.url}{path}: {error}") from error
 
-    async def _once(self, client: Client, method: str, path: str, body: Any) -> Any:
+    async def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._should_stop():
+            await asyncio.sleep(min(0.1, seconds))
+
+    async def _at_once(self, client: Client, method: str, path: str, body: Any = None) -> Any:
+        """Asks once, where a server that fails may come back with other weights. Raises PolicyLostError then."""
+        try:
+            return await self._once(client, method, path, body)
+        except Unavailable as error:
+            raise PolicyLostError(f"{self.url} fails with its weights just loaded: {error}") from error
+        except Refused as error:
+            raise EngineError(f"{self.url}{path}: {error}") from error
+
+    async def _once(self, client: Client, method: str, path: str, body: Any = None) -> Any:
         try:
             timeout = LOOK_S if method == "GET" else ANSWER_S
             answer = await client.request(
                 method, self.url + path, json=body, timeout=httpx2.Timeout(timeout, connect=20.0)
             )
         except httpx2.TransportError as error:
-            raise Unavailable(f"{type(error).__name__}: {error}") from error
+            kind = Gone if isinstance(error, httpx2.ConnectError) else Unavailable
+            raise kind(f"{type(error).__name__}: {error}") from error
         if answer.is_success:
-            return answer.json() if answer.content else None
+            try:
+                return answer.json() if answer.content else None
+            except ValueError as error:
+                raise Refused(f"it answers {answer.text[:80]!r}, which vLLM never does{self._remedy(404)}") from error
         text = f"it answers {answer.status_code}, {message_of(answer)}"
         if answer.status_code >= 500 or answer.status_code in (408, 429):
             raise Unavailable(text)
@@ -339,8 +410,18 @@ class Server:
 
     async def _check_settings(self, client: Client) -> None:
         """Raises EngineError where the server would compute other log-probs than those it samples from."""
-        config = (await self.ask(client, "GET", "/server_info?config_format=json"))["vllm_config"]
-        info = config["model_config"]
+        answer = await self.ask(client, "GET", "/server_info?config_format=json")
+        try:
+            info, device = answer["vllm_config"]["model_config"], answer["vllm_config"]["device_config"]["device"]
+            self.max_model_len, self._device, self._started_with = (
+                int(info["max_model_len"]),
+                str(device),
+                info["model"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(
+                f"{self.url}/server_info does not answer as vLLM does ({error!r}){self._remedy(404)}"
+            ) from error
         for name, flag, asked in (
             ("logprobs_mode", "--logprobs-mode", "processed_logprobs"),
             ("dtype", "--dtype", self._config.dtype),
@@ -351,29 +432,28 @@ class Server:
                     f"{self.url} runs with {flag} {found}. Start it with {flag} {asked}{other}: "
                     f"`{FLAGS.format(dtype=self._config.dtype)}`."
                 )
-        self.max_model_len, self._device = int(info["max_model_len"]), str(config["device_config"]["device"])
 
     # A process of our own
 
-    async def _is_started(self, client: Client, policy: Path) -> bool:
-        """Waits until the server answers. True where it was started for this just now, and so holds the policy."""
+    async def _be_started(self, client: Client, policy: Path) -> None:
+        """Waits until the server answers; starts it where nobody listens."""
         if self._config.server_command is None:
             await self.ask(client, "GET", "/health")
-            return False
+            return
         if await self._answers(client):
-            return False
+            return
         self.stop()
         self._process = self._start(self._config.server_command, policy)
         end = time.monotonic() + START_S
-        while time.monotonic() < end and not self._has_ended():
+        while time.monotonic() < end and not self._has_ended() and not self._should_stop():
             if await self._answers(client):
-                return True
+                return
             await asyncio.sleep(0.5)
-        ended = self._has_ended()
+        ended, within = self._has_ended(), "" if self._should_stop() else f" in {START_S:.0f} s"
         self.stop()
         raise EngineError(
             "engine.server_command "
-            + (f"ended before {self.url} answered" if ended else f"has not made {self.url} answer in {START_S:.0f} s")
+            + (f"ended before {self.url} answered" if ended else f"has not made {self.url} answer{within}")
             + f"; what it said stands above. It was: {self._config.server_command}"
         )
 
@@ -401,6 +481,12 @@ class Server:
     def _has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
 
+    def _is_gone(self, error: BaseException | None) -> bool:
+        """Whether nobody is there who could still answer, and a load would start the server."""
+        return self._has_ended() or (
+            self._process is None and self._config.server_command is not None and isinstance(error, Gone)
+        )
+
     def stop(self) -> None:
         """Ends the server and all its processes, if it was started here."""
         process, self._process = self._process, None
@@ -415,9 +501,15 @@ class Server:
         process.wait()
 
 
+def error_of(state: RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome is not None else None
+
+
 def message_of(answer: httpx2.Response) -> str:
     """What the server says, on one line."""
     with suppress(ValueError, KeyError, TypeError):
         error = answer.json()["error"]
         return " ".join(str(error["message"] if isinstance(error, dict) else error).split())
-    return " ".join(answer.text.split())[:500] or answer.reason_phrase
+    if "html" in answer.headers.get("content-type", ""):
+        return answer.reason_phrase
+    return " ".join(answer.text.split())[:200] or answer.reason_phrase
