@@ -155,6 +155,11 @@ def test_what_an_engine_holds_is_told_to_the_byte(write_recipe, tiny_model: Path
     assert list(sampler_bytes(capped, facts).values()) == [weights, 4000]
 
 
+def test_a_sampler_of_servers_holds_no_weights(write_recipe):
+    recipe = load_recipe(write_recipe(engine={"kind": "vllm_server", "server_urls": ["http://node1:8000"]}))
+    assert not any("sampler's memory" in line for line in estimate(recipe))
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_runs_files_and_counts_are_as_told(write_recipe, tmp_path: Path, bf16: bool):
     """Files have a header of a few kilobytes besides, and the state of the random generator."""

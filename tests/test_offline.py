@@ -103,6 +103,22 @@ def test_a_run_on_recorded_rounds_resumes(write_recipe, recorded: RunFolder, run
     assert_equal_weights(whole, run, 1)
 
 
+def test_recorded_rounds_heal_once_more_where_all_checkpoints_are_damaged_too(
+    write_recipe, recorded: RunFolder, run: RunFolder, tmp_path
+):
+    """Then training begins again with the first round, of which the run's own copy has lost a shard."""
+    options, recipe = ("--launch.rounds_from", str(recorded.path)), write_recipe(trainer={"num_steps": 8})
+    whole = RunFolder(tmp_path / "whole")
+    for each in (whole, run):
+        assert command("train", recipe, each, *options) == 0
+    run.summary_path.unlink()
+    for step in run.checkpoint_steps():
+        flip_a_bit(next(path for path in run.checkpoint_path(step).iterdir() if path.suffix == ".safetensors"))
+    flip_a_bit(run.round(0).parquet_path(1))
+    assert command("train", recipe, run, *options) == 0
+    assert_equal_weights(whole, run, 2)
+
+
 def test_recorded_rounds_are_copied_not_shared(write_recipe, recorded: RunFolder, run: RunFolder):
     before = {path: path.read_bytes() for path in recorded.path.rglob("*") if path.is_file()}
     recipe = write_recipe(trainer={"num_steps": 4})

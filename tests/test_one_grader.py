@@ -164,7 +164,7 @@ def test_an_evaluation_is_not_put_where_something_else_lies(recipe: Path, run: R
     assert train(recipe) == 0
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     assert main(["eval", "run", "--output_dir", "run"]) == 2
-    assert "run is no evaluation and not empty: it holds checkpoints, config.toml" in capsys.readouterr().err
+    assert "run is no evaluation, and holds more than notes and logs: checkpoints, " in capsys.readouterr().err
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
     (folder / "empty").mkdir()
     assert main(["eval", "run", "--output_dir", "empty"]) == 0
@@ -187,7 +187,7 @@ def test_weights_that_a_run_made_anew_are_evaluated_anew(recipe: Path, run: RunF
     described.write_text(json.dumps({**value, "policy": {**value["policy"], "digest": "ab" * 32}}))
     assert main(["eval", "run"]) == 0
     assert "holds answers of other weights. Moved to 000001.aside-1" in capsys.readouterr().out
-    assert run.is_evaluated(1)
+    assert run.evaluation(1).is_complete_of(run.policy(1))
 
 
 def test_a_damaged_shard_is_answered_again_by_the_same_command(recipe: Path, run: RunFolder, folder: Path, capsys: Any):

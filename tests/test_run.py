@@ -279,14 +279,21 @@ def test_a_missing_model_is_named(write_recipe, run: RunFolder, capsys):
 
 def test_a_folder_that_holds_other_things_is_no_place_for_a_run(write_recipe, run: RunFolder, capsys):
     run.path.mkdir()
-    for name in ("train.log", "thesis.tex"):
+    for name in ("train.log", "recipe.toml", "thesis.tex"):
         (run.path / name).touch()
     assert main(["train", str(write_recipe()), "--run_dir", str(run.path)]) == 2
     assert (
-        "run is no run and not empty: it holds thesis.tex. Name a new folder as --run_dir." in capsys.readouterr().err
+        "run is no run, and holds more than notes and logs: thesis.tex. Name a new folder as --run_dir."
+        in capsys.readouterr().err
     )
     (run.path / "thesis.tex").unlink()
     assert main(["train", str(write_recipe()), "--run_dir", str(run.path)]) == 0
+
+
+def test_a_file_is_no_run_folder(write_recipe, run: RunFolder, capsys):
+    run.path.touch()
+    assert main(["train", str(write_recipe()), "--run_dir", str(run.path)]) == 1
+    assert f"{run.path} is a file, and not a folder. Choose another run_dir." in capsys.readouterr().err
 
 
 def test_the_last_step_is_told_however_short_the_run(write_recipe, run: RunFolder, capsys):
@@ -484,7 +491,7 @@ def test_a_last_policy_damaged_before_its_evaluation_is_made_again(finished: Run
     flip_a_bit(finished.policy_path(3) / "model.safetensors")
     assert train(write_recipe(), finished) == 0
     assert finished.policy(3) == policy
-    assert finished.is_evaluated(3)
+    assert finished.evaluation(3).is_complete_of(finished.policy(3))
 
 
 def test_a_policy_that_cannot_be_made_again_is_an_error_that_says_so(stopped: RunFolder, write_recipe, capsys):
@@ -523,7 +530,7 @@ def test_inspect_refuses_what_is_no_run(tmp_path: Path, capsys):
 def test_sample_alone_fills_what_it_can_and_train_uses_it(write_recipe, run: RunFolder, capsys):
     recipe = write_recipe()
     assert main(["sample", str(recipe), "--run_dir", str(run.path)]) == 0
-    assert "round 1 waits for policy 1" in capsys.readouterr().out
+    assert f"round 1 waits for policy 1: `oapl train {recipe} --run_dir {run.path}` makes it" in capsys.readouterr().out
     assert run.round(0).is_sealed()
     digests = read_json(run.round(0).path / "sealed.json")["digests"]
     assert train(recipe, run) == 0

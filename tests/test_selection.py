@@ -205,7 +205,7 @@ def test_without_the_base_evaluation_there_is_a_result_and_no_difference(write_r
     assert (run.path / "pass_at_k.png").read_bytes().startswith(b"\x89PNG")
     assert main(["inspect", str(run.path)]) == 0
     assert main(["eval", str(run.path), "--policy", "0"]) == 0
-    assert run.is_evaluated(0)
+    assert run.evaluation(0).is_complete_of(run.policy(0))
 
 
 def test_the_model_as_it_came_is_reported_where_it_did_best(write_recipe, run: RunFolder):
@@ -214,7 +214,7 @@ def test_the_model_as_it_came_is_reported_where_it_did_best(write_recipe, run: R
     assert train(write_recipe(selection=selection, evaluation={"eval_on_start": False}), run) == 0
     summary = read_json(run.summary_path)
     assert summary["selection"]["step"] == summary["final"]["step"] == 0
-    assert run.is_evaluated(0)
+    assert run.evaluation(0).is_complete_of(run.policy(0))
     assert not (run.path / "selected").exists()
 
 

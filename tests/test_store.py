@@ -472,8 +472,10 @@ def unscored(run: RunFolder) -> Unscored:
     """First and last policy are to be evaluated, and the snapshots there are, or were, validated."""
     snapshots = numbered_folders(run.path / "snapshots")
     return Unscored(
-        frozenset(version for version in (0, NUM_ROUNDS) if not run.is_evaluated(version)),
-        frozenset(step for step in snapshots if not run.is_validated(step)),
+        frozenset(
+            version for version in (0, NUM_ROUNDS) if not run.evaluation(version).is_complete_of(run.policy(version))
+        ),
+        frozenset(step for step in snapshots if not run.validation(step).is_complete_of(run.snapshot(step))),
     )
 
 

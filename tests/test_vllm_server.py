@@ -24,7 +24,7 @@ import pytest
 from conftest import make_tiny_model
 from helpers import free_port
 from oapl.cli import main
-from oapl.config import EngineConfig, load_recipe
+from oapl.config import EngineConfig, dump_recipe, load_recipe
 from oapl.engines import vllm_server
 from oapl.engines.vllm_server import VLLMServerEngine
 from oapl.errors import ConfigError, EngineError, PolicyLostError
@@ -408,6 +408,11 @@ def test_a_run_whose_samplers_would_share_servers_is_refused_at_once(write_recip
     ):
         assert main(["train", str(write_recipe(engine=engine, **shared)), "--run_dir", str(tmp_path / "run")]) == 2
         assert "servers belong to one sampler at a time" in capsys.readouterr().err
+    run = RunFolder(tmp_path / "other")
+    run.path.mkdir()
+    run.config_path.write_text(dump_recipe(load_recipe(write_recipe(engine=engine))))
+    assert main(["sample", "--run_dir", str(run.path)]) == 2
+    assert "http://127.0.0.1:1 is a server of the run's own sampler" in capsys.readouterr().err
 
 
 def test_one_sees_that_a_server_is_away_and_may_leave_at_once(write_recipe, policy: Path, tmp_path: Path):

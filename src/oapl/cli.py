@@ -218,8 +218,11 @@ def sample_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) 
     if waiting is None:
         console.print(f"every round of {run.path} is sampled")
     else:
-        version = recipe.policy_of_round(waiting)
-        console.print(f"round {waiting} waits for policy {version}: `oapl train {arguments.recipe}` makes it")
+        version, command = recipe.policy_of_round(waiting), f"oapl train {arguments.recipe} --run_dir {run.path}"
+        console.print(
+            f"round {waiting} waits for policy {version}: `{command}` makes it, with the settings given here",
+            soft_wrap=True,
+        )
     return 0
 
 

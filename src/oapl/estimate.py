@@ -59,12 +59,12 @@ def estimate(recipe: Recipe) -> list[str]:
     except Exception as error:  # a config comes from anywhere, its code raises anything, and a dry run is to go on
         name, reason = recipe.model.name_or_path, first_line(error)
         return [*lines, f"Memory and disk are not known, as the shape of {name} is not: {reason}"]
-    total = facts.num_parameters + facts.num_added
+    total, sampled = facts.num_parameters + facts.num_added, sampler_bytes(recipe, facts)
     return [
         *lines,
         f"model: {facts.kind}, {total:,} parameters, {facts.num_trained:,} trained",
         *table(memory_title(recipe), trainer_bytes(recipe, facts), has_sum=True),
-        *table(f"sampler's memory{of_each(recipe)}", sampler_bytes(recipe, facts), has_sum=True),
+        *(table(f"sampler's memory{of_each(recipe)}", sampled, has_sum=True) if sampled else []),
         *table("disk", disk_bytes(recipe, facts), has_sum=False),
     ]
 
@@ -156,6 +156,8 @@ def trainer_bytes(recipe: Recipe, facts: Facts) -> dict[str, int]:
 
 def sampler_bytes(recipe: Recipe, facts: Facts) -> dict[str, int]:
     engine, sampling = recipe.engine, recipe.sampling
+    if engine.kind == "vllm_server":
+        return {}  # all is in the servers
     size = torch.bfloat16.itemsize if engine.dtype == "bfloat16" else FLOAT32
     longest = max(sampling.max_completion_length, recipe.evaluation.max_completion_length or 0)
     of_token = facts.cache_numbers * size

@@ -17,7 +17,7 @@ from oapl.config import Recipe, all_differences, load_recipe, rows_of
 from oapl.crew import Crew
 from oapl.errors import ConfigError, InstallationError, StoreError
 from oapl.guard import WARNING, beta2_warning
-from oapl.opening import check_not_collapsed, check_same_run, open_run
+from oapl.opening import check_not_collapsed, check_same_run, check_servers_are_of_one, open_run
 from oapl.paths import ObjectPath, poll_s
 from oapl.plan import plan_evaluation, plan_validation
 from oapl.processes import stop_on_signal, wait_until
@@ -50,6 +50,7 @@ def train(recipe: Recipe, run: RunFolder, progress: Progress) -> dict[str, Any]:
     Raises KeyboardInterrupt when told to stop, once everything is saved, and an OaplError where the run cannot go on.
     """
     start = time.monotonic()
+    check_servers_are_of_one(recipe)
     with run.lock("run"), stoppable(progress) as events:
         for note in open_run(recipe, run):
             progress.note(note)
@@ -109,6 +110,7 @@ def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> st
         settings = run.config_path.read_bytes()
         recipe, is_waiting = load_recipe(run.config_path, overrides), False
         check_of_a_machine(load_recipe(run.config_path), recipe)
+        check_servers_are_others(load_recipe(run.config_path), recipe)
 
         def on_wait(nothing_to_do: bool) -> None:
             nonlocal is_waiting
@@ -141,6 +143,16 @@ def check_of_a_machine(of_run: Recipe, here: Recipe) -> None:
         raise ConfigError(
             f"a sampler that joins a run takes its settings, but for {', '.join(OF_A_MACHINE)}; leave out "
             f"{'; '.join(changed)}."
+        )
+
+
+def check_servers_are_others(of_run: Recipe, here: Recipe) -> None:
+    """Raises ConfigError where a sampler that joins would take the servers from the run's own."""
+    taken = sorted(set(of_run.engine.server_urls) & set(here.engine.server_urls))
+    if taken and of_run.launch.num_samplers > 0:
+        raise ConfigError(
+            f"{taken[0]} is a server of the run's own sampler, which would lose its weights. Give this one others by "
+            f"--engine.server_urls, or another --engine.kind."
         )
 
 

@@ -149,7 +149,7 @@ def eos_token_ids(policy: Path) -> list[int]:
 
 def has_tied_head(policy: Path) -> bool:
     """Whether a model's head and its table of embeddings are one tensor."""
-    return bool(AutoConfig.from_pretrained(policy).get_text_config(decoder=True).tie_word_embeddings)
+    return bool(getattr(AutoConfig.from_pretrained(policy).get_text_config(decoder=True), "tie_word_embeddings", False))
 
 
 def context_length(model: PreTrainedModel) -> int:

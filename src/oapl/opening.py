@@ -25,6 +25,10 @@ RECORDED = (
 
 
 SHOWN_NAMES = 3
+LOOSE = (".log", ".out", ".err", ".txt", ".md", ".toml")
+"""Endings of files that may lie beside a new run."""
+LOST = "lost+found"
+"""What a new file system begins with."""
 
 
 def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
@@ -38,10 +42,9 @@ def check_not_collapsed(recipe: Recipe, run: RunFolder) -> None:
 
 def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
     """Makes the run folder, or checks that it holds this recipe's run and puts it in order; returns what was mended."""
-    check_servers_are_of_one(recipe)
     with run.lock("trainer"):  # until that of a killed run is gone
         check_same_run(recipe, run)
-        recorded = recorded_rounds(recipe, run)
+        recorded_rounds(recipe, run)  # before anything is moved
         trainer = recipe.trainer
         notes = put_in_order(
             run,
@@ -53,26 +56,27 @@ def open_run(recipe: Recipe, run: RunFolder) -> list[str]:
             reads_samplers=recipe.recomputes_anchor,
         )
         check_not_past_its_end(recipe, run)
+        recorded = recorded_rounds(recipe, run)  # more, where checkpoints were damaged and more is to be trained again
         if recipe.recomputes_anchor:
             check_anchors(recipe, run, recorded)
         write_bytes(run.config_path, dump_recipe(recipe).encode())
-        first = run.last_step() // trainer.weight_sync_steps
         for index, source in recorded.items():
-            if index >= first:
-                run.round(index).import_from(source)
-        check_whole_imports(run, first)
+            run.round(index).import_from(source)
+        check_whole_imports(run, run.last_step() // trainer.weight_sync_steps)
         write_json(run.path / "environment.json", environment())
         return notes
 
 
 def check_servers_are_of_one(recipe: Recipe) -> None:
-    """Raises ConfigError where several processes would put weights into the same servers."""
+    """Raises ConfigError where several processes of a run would put weights into the same servers."""
     counts = {
         "launch.num_samplers": recipe.launch.num_samplers,
         "evaluation.num_workers": recipe.evaluation.num_workers,
     }
+    if recipe.engine.kind != "vllm_server" or recipe.launch.num_samplers == 0:  # and then all is left to who joins
+        return
     for name, count in counts.items():
-        if recipe.engine.kind == "vllm_server" and count > 1:
+        if count > 1:
             raise ConfigError(
                 f"{name} = {count}: servers belong to one sampler at a time, which spreads its work over all of "
                 f"engine.server_urls. Set it to 1; more samplers, with servers of their own, may join by "
@@ -103,11 +107,10 @@ def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
         raise ConfigError(f"launch.rounds_from = {recipe.launch.rounds_from!r} is the run's own folder. Leave it out.")
     if source.is_pruned():
         raise ConfigError(f"{source.path} is a study's run whose rounds were removed. Set the study's keep = 'all'.")
-    has_some = any(run.round(index).is_imported() for index in run.round_indices())
-    first = min(run.checkpoint_steps(), default=0) // recipe.trainer.weight_sync_steps  # if the newest are damaged
+    first = run.last_step() // recipe.trainer.weight_sync_steps
     rounds = (i for i in source.round_indices(first) if i < recipe.trainer.num_rounds)
     sealed = [i for i in rounds if source.round(i).is_sealed()]
-    if not sealed and not has_some:
+    if not sealed and not any(run.round(index).is_imported() for index in run.round_indices()):
         raise ConfigError(
             f"launch.rounds_from = {recipe.launch.rounds_from!r} holds no sealed round. Give the folder of a run whose "
             f"rounds are full: `oapl sample RECIPE --run_dir DIR` fills them."
@@ -141,8 +144,8 @@ def check_same_tokens(recipe: Recipe, source: RunFolder, stored: Recipe) -> None
     from oapl.model import load_tokenizer
 
     name = stored.model.name_or_path
-    kept = source.policy_versions()
-    theirs = load_tokenizer(str(source.policy_path(kept[0])) if kept else name)
+    kept = source.newest_version()
+    theirs = load_tokenizer(name if kept is None else str(source.policy_path(kept)))
     if theirs.get_vocab() != load_tokenizer(recipe.model.name_or_path).get_vocab():
         raise ConfigError(
             f"{source.path} was recorded with the tokens of {name}, and those of model.name_or_path = "
@@ -216,14 +219,13 @@ def check_same_run(recipe: Recipe, run: RunFolder) -> None:
 
 
 def check_is_free(path: StorePath, kind: str, setting: str, *, is_one: bool) -> None:
-    """Raises ConfigError where a folder holds something, and is none of its kind. What a command prints may go there
-    before it begins."""
-    printed = (".log", ".out", ".err", ".txt")
-    names = sorted(each.name for each in path.glob("[!.]*") if each.suffix not in printed and each.name != LOGS)
+    """Raises ConfigError where a folder holds something, and is none of its kind. Notes, a recipe and what a command
+    prints may go there before it begins."""
+    names = [each.name for each in path.glob("[!.]*") if each.suffix not in LOOSE and each.name not in (LOGS, LOST)]
     if names and not is_one:
         raise ConfigError(
-            f"{path} is no {kind} and not empty: it holds {', '.join(names[:SHOWN_NAMES])}. Name a new folder as "
-            f"--{setting}."
+            f"{path} is no {kind}, and holds more than notes and logs: {', '.join(sorted(names)[:SHOWN_NAMES])}. "
+            f"Name a new folder as --{setting}."
         )
 
 

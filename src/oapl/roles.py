@@ -29,6 +29,7 @@ from oapl.train_loop import follow, run_trainer
 from oapl.types import Events, PolicyRef, Round
 
 IDLE_S = 0.05
+"""Seconds between two looks for work on a disk: what a sync, once its policy is sealed, may cost a sampler."""
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 """Those of the first kind that a model's folder has are its weights."""
 

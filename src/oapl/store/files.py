@@ -335,6 +335,8 @@ class Lock:
         self.of = of or path.parent
 
     def __enter__(self) -> Lock:
+        if self.path.parent.is_file():
+            raise StoreError(f"{self.path.parent} is a file, and not a folder. Choose another {self.setting}.")
         with storing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "a+")

@@ -204,17 +204,9 @@ class RunFolder:
         """The held-out round that a policy sampled."""
         return RoundFolder(self.path / "evaluations" / f"{version:06d}")
 
-    def is_evaluated(self, version: int) -> bool:
-        """Whether the evaluation of the policy, as it is now, is complete."""
-        return self.evaluation(version).is_complete_of(self.policy(version))
-
     def validation(self, step: int) -> RoundFolder:
         """The round of validation problems that a snapshot sampled."""
         return RoundFolder(self.path / "validations" / f"{step:06d}")
-
-    def is_validated(self, step: int) -> bool:
-        """Whether the validation of the snapshot, as it is now, is complete."""
-        return self.validation(step).is_complete_of(self.snapshot(step))
 
     def selected(self, step: int) -> RoundFolder:
         """The held-out round that a chosen snapshot sampled; policy 0 has that of its evaluation."""
