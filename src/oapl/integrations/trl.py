@@ -31,7 +31,7 @@ MULTIMODAL = (
 
 
 @dataclass
-class OAPLConfig(GRPOConfig):
+class OAPLConfig(GRPOConfig):  # type: ignore[misc]
     """`trl.GRPOConfig` with the settings of OAPL, and without those that only GRPO's loss has.
 
     Raises ValueError where one of these is changed, where tokens would be drawn by more than the temperature, and where
@@ -49,6 +49,9 @@ class OAPLConfig(GRPOConfig):
     weight_sync_steps: int = field(
         default=50,
         metadata={"help": "L: optimizer steps between two syncs, and so the steps of a round."},
+    )
+    adam_epsilon: float = field(
+        default=1e-10, metadata={"help": "AdamW's epsilon; small, since the loss carries 2 * beta2."}
     )
     vllm_importance_sampling_correction: bool = field(
         default=False, metadata={"help": "GRPO's; here vLLM's log-probs are the anchor, and nothing is corrected."}
@@ -106,6 +109,7 @@ class OAPLTrainer(GRPOTrainer):  # type: ignore[misc]
         "id": "2602.19362",
         "citation": "@misc{oapl, title = {LLMs Can Learn to Reason Via Off-Policy RL}, eprint = {arXiv:2602.19362}}",
     }
+    _buffered_inputs: list[dict[str, Any]] | None
     _rewards: Tensor
     """f32[N, F] of the newest generation, of all processes, by reward function; NaN where one gave none."""
 
