@@ -27,6 +27,16 @@ def test_the_shipped_tokenizer_reads_back_what_it_is_given():
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
+def test_a_recipe_that_ships_is_found_by_its_name_from_anywhere(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "countdown", "--dry_run"]) == 0
+    assert 'name_or_path = "builtin:countdown"' in capsys.readouterr().out
+    assert main(["train", "countdwon", "--dry_run"]) == 2
+    assert "Give the path of a TOML file, or one that oapl has: chain_sum, countdown, " in capsys.readouterr().err
+    (tmp_path / "countdown").write_text("[model]")
+    assert main(["train", "countdown", "--dry_run"]) == 2, "a file of that name comes first"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_quickstart_learns(tmp_path: Path):

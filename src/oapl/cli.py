@@ -23,10 +23,12 @@ from oapl.config import (
     load_recipe,
     merge,
     nearest_setting,
+    recipe_file,
 )
 from oapl.errors import CollapseError, ConfigError, InstallationError, OaplError
 from oapl.paths import StorePath, store_path
 
+RECIPE = "a TOML recipe, or the name of one that ships with oapl, such as countdown"
 STOPPED = 130
 EXIT_CODES = {ConfigError: 2, CollapseError: 4}
 """1 for every other error."""
@@ -60,7 +62,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     train = add_command(commands, "train", train_command, "train a recipe, or continue its run")
-    train.add_argument("recipe", type=Path, help="a TOML recipe")
+    train.add_argument("recipe", type=recipe_file, help=RECIPE)
     train.add_argument(
         "--run_dir", type=store_path, help="the run's folder, or its URL such as s3://…; runs/<recipe> by default"
     )
@@ -69,7 +71,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     )
 
     sample = add_command(commands, "sample", sample_command, "sample for a run that is trained elsewhere, or not yet")
-    sample.add_argument("recipe", type=Path, nargs="?", help="a TOML recipe, to fill a run's rounds without training")
+    sample.add_argument(
+        "recipe", type=recipe_file, nargs="?", help=f"{RECIPE}, to fill a run's rounds without training"
+    )
     sample.add_argument(
         "--run_dir",
         type=store_path,
@@ -77,7 +81,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     )
 
     plan = add_command(commands, "plan", plan_command, "simulate a recipe's run on some GPUs, before it is paid for")
-    plan.add_argument("recipe", type=Path, help="a TOML recipe")
+    plan.add_argument("recipe", type=recipe_file, help=RECIPE)
     plan.add_argument("--from_run", type=store_path, help="a run folder whose rates are taken; options win over it")
     plan.add_argument("--rates", type=Path, help="a TOML file with any of the options below; options win over it")
     plan.add_argument("--output", type=Path, default=Path("plan"), help="name of the .png and .json to write")
@@ -90,7 +94,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
         trainer_command,
         "train on a run's rounds, which `oapl sample` fills; by torchrun, in ranks",
     )
-    trainer.add_argument("recipe", type=Path, help="a TOML recipe")
+    trainer.add_argument("recipe", type=recipe_file, help=RECIPE)
     trainer.add_argument("--run_dir", type=store_path, help="the run's folder or URL; runs/<recipe> by default")
 
     study = add_command(commands, "study", study_command, "runs of several settings and seeds", settings=False)
@@ -100,7 +104,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
 
     evaluate = add_command(commands, "eval", eval_command, "pass@k of a model, or of a run's policy")
     evaluate.add_argument("target", help="a run folder, a model folder, a hub name or builtin:countdown")
-    evaluate.add_argument("recipe", type=Path, nargs="?", help="for a model: a recipe that names the task")
+    evaluate.add_argument("recipe", type=recipe_file, nargs="?", help=f"for a model: {RECIPE}, for its task")
     evaluate.add_argument(
         "--benchmark",
         action="append",

@@ -17,6 +17,7 @@ from oapl.config.recipe import (
     may_change,
     merge,
     read_toml,
+    recipe_file,
 )
 from oapl.config.sections import (
     DATASET_SUFFIXES,
@@ -67,6 +68,7 @@ __all__ = [
     "merge",
     "nearest_setting",
     "read_toml",
+    "recipe_file",
     "rows_of",
     "sections_of",
     "setting_names",

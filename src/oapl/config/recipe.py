@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -15,6 +16,8 @@ from oapl.config.sections import Recipe, loss_kind
 from oapl.errors import ConfigError
 from oapl.paths import StorePath
 
+RECIPES = Path(__file__).parent.parent / "recipes"
+"""Those that ship with the package: in a clone a link, in a wheel a copy."""
 MAY_CHANGE = (
     "engine.",
     "tracking.",
@@ -46,6 +49,17 @@ def load_recipe(path: StorePath, overrides: Mapping[str, Any] | None = None) -> 
     return build_recipe(values, path, text, overrides or {})
 
 
+def recipe_file(name: str) -> Path:
+    """The file of that name, or the recipe that ships with the package under it, such as `countdown`."""
+    shipped = RECIPES / f"{name}.toml"
+    return shipped if not Path(name).exists() and shipped.is_file() else Path(name)
+
+
+def shipped_recipes() -> list[str]:
+    """The names by which `recipe_file` finds those that need no file of the repository."""
+    return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
+
+
 def build_recipe(
     values: Mapping[str, Any], source: StorePath, text: str = "", overrides: Mapping[str, Any] | None = None
 ) -> Recipe:
@@ -62,8 +76,9 @@ def read_toml(path: StorePath, what: str) -> tuple[dict[str, Any], str]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
+        shipped = f", or one that oapl has: {', '.join(shipped_recipes())}" if what == "recipe" else ""
         raise ConfigError(
-            f"{path}: the {what} cannot be read ({error.strerror or error}). Give the path of a TOML file."
+            f"{path}: the {what} cannot be read ({error.strerror or error}). Give the path of a TOML file{shipped}."
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML, which is UTF-8: {error}.") from error
