@@ -4,7 +4,7 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints-cpu.txt --editabl
 
 STUDIES := tuning lag map_short map_long variants offline passk
 
-.PHONY: quickstart miniatures vllm test test-slow test-ray lint docs study clean
+.PHONY: quickstart miniatures vllm test test-slow test-ray lint docs release study clean
 
 quickstart: .venv/installed  ## train the countdown recipe and show what it learned
 	$(BIN)/oapl train recipes/countdown.toml --run_dir runs/quickstart
@@ -30,6 +30,10 @@ lint: .venv/installed-dev  ## style, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+release: lint docs test  ## wheel and sdist into dist/, tried in an empty environment
+	$(BIN)/python -m build --outdir dist
+	scripts/check_wheel.sh dist/*.whl
 
 docs: .venv/installed-dev  ## the documentation site, into site/
 	$(BIN)/mkdocs build --strict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -102,6 +103,14 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> str:
     return path.name
 
 
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> str:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path.name
+
+
 def rewards(task: Task, prompt: Prompt, completions: list[str]) -> list[float]:
     return [verdict.reward for verdict in task.grade(prompt, completions)]
 
@@ -112,7 +121,9 @@ ROWS = [{"prompt": f"question {i}", "answer": f"answer {i}", "weight": i / 2} fo
 # Rows and rewards
 
 
-@pytest.mark.parametrize(("write", "suffix"), [(write_jsonl, ".jsonl"), (write_parquet, ".parquet")])
+@pytest.mark.parametrize(
+    ("write", "suffix"), [(write_jsonl, ".jsonl"), (write_parquet, ".parquet"), (write_csv, ".csv")]
+)
 def test_rows_of_a_file_are_prompts_and_their_columns_reach_the_reward_as_lists(
     folder: Path, make: MakeTask, write: Callable[..., str], suffix: str
 ):

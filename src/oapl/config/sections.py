@@ -65,7 +65,7 @@ class ModelConfig(Section):
 
 BUILTIN_REWARDS = ("math", "code")
 """Rewards that ship with this package."""
-DATASET_SUFFIXES = (".jsonl", ".json", ".parquet")
+DATASET_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 """How the name of a dataset ends that is a file; any other is one on the hub."""
 
 
@@ -135,7 +135,7 @@ class TaskConfig(Section):
     )
     dataset: str | None = Field(
         None,
-        description="Training rows: a .jsonl or .parquet file, a benchmark, or a name on the hub, with "
+        description="Training rows: a .jsonl, .csv or .parquet file, a benchmark, or a name on the hub, with "
         "`:config,config` where it has several.",
     )
     split: str = Field("train", description="For a hub dataset: the split to train on.")

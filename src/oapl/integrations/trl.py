@@ -70,11 +70,11 @@ class OAPLConfig(GRPOConfig):  # type: ignore[misc]
             raise ValueError(f"beta1 = {self.beta1} must be positive; inf is the mean")
         if not 0 < self.beta2 < float("inf"):
             raise ValueError(f"beta2 = {self.beta2} must be positive and finite")
-        for name in changed(self, WITHOUT_EFFECT):
+        for name in _changed(self, WITHOUT_EFFECT):
             raise ValueError(
                 f"{name} = {getattr(self, name)!r} is of GRPO's loss, and OAPL has no use for it. Leave it out"
             )
-        for name in changed(self, OTHER_DISTRIBUTION):
+        for name in _changed(self, OTHER_DISTRIBUTION):
             raise ValueError(
                 f"{name} = {getattr(self, name)!r}: tokens would be drawn from another distribution than the one whose "
                 f"log-probs are trained. Leave it out and use the temperature"
@@ -89,7 +89,7 @@ class OAPLConfig(GRPOConfig):  # type: ignore[misc]
             )
 
 
-def changed(config: OAPLConfig, names: tuple[str, ...]) -> list[str]:
+def _changed(config: OAPLConfig, names: tuple[str, ...]) -> list[str]:
     defaults = {each.name: each.default for each in fields(config) if each.default is not MISSING}
     return [name for name in names if getattr(config, name) != defaults[name]]
 
@@ -141,10 +141,10 @@ class OAPLTrainer(GRPOTrainer):  # type: ignore[misc]
         if step == 0 or self._buffered_inputs is None:
             made = split_pixel_values_by_grid(self._generate_and_score_completions(generation_batch))
             parts = split_tensor_dict(made, self.args.steps_per_generation)
-            self._buffered_inputs = [to(unsplit_pixel_values_by_grid(part), torch.device("cpu")) for part in parts]
+            self._buffered_inputs = [_to(unsplit_pixel_values_by_grid(part), torch.device("cpu")) for part in parts]
         lag = step // self.current_gradient_accumulation_steps
         self._metrics["train"]["lag"].append(float(lag))
-        return to(self._buffered_inputs[step % self.args.steps_per_generation], self.accelerator.device)
+        return _to(self._buffered_inputs[step % self.args.steps_per_generation], self.accelerator.device)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         """In parts of an optimizer step where Transformers generates, which would take the round as one batch."""
@@ -247,5 +247,5 @@ def group_advantages(rewards: Tensor, weights: Tensor, num_generations: int, bet
     return advantages, is_scored
 
 
-def to(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _to(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}

@@ -59,7 +59,7 @@ def file_rows(source: str, setting: str) -> Any:
         raise TaskError(f"{setting} = {source!r}: there is no such file.")
     if path.stat().st_size == 0:
         raise TaskError(f"{setting} = {source!r} has no rows.")
-    kind = "parquet" if path.suffix == ".parquet" else "json"
+    kind = path.suffix.removeprefix(".") if path.suffix in (".parquet", ".csv") else "json"
     return hub_rows(setting, kind, shown=source, data_files=str(path), split="train")
 
 
@@ -72,8 +72,8 @@ def hub_rows(setting: str, path: str, *, shown: str | None = None, **which: Any)
     except Exception as error:  # the library raises its own, pyarrow's and the network's errors
         cause = error.__cause__ or error
         raise TaskError(
-            f"{setting} = {shown or path!r} cannot be read. Give a .jsonl or .parquet file, or a dataset's name on the "
-            f"hub, which a network has to reach. ({type(cause).__name__}: {cause})"
+            f"{setting} = {shown or path!r} cannot be read. Give a .jsonl, .csv or .parquet file, or a dataset's name "
+            f"on the hub, which a network has to reach. ({type(cause).__name__}: {cause})"
         ) from error
 
 
