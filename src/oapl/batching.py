@@ -75,8 +75,7 @@ def group_rows(groups: Sequence[Group], objective: Objective, judged_by: str | N
     for group in groups:
         if not objective.keeps_group(group):
             continue
-        rewards_G = torch.from_numpy(group.rewards).double()
-        advantages_G = objective.advantages(rewards_G)
+        advantages_G = objective.advantages(torch.from_numpy(group.all_rewards).double())[: len(group.completions)]
         for completion, mark, advantage in zip(
             group.completions, group.marks(judged_by).tolist(), advantages_G.tolist(), strict=True
         ):

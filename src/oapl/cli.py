@@ -30,6 +30,8 @@ from oapl.paths import StorePath, store_path
 
 RECIPE = "a TOML recipe, or the name of one that ships with oapl, such as countdown"
 STOPPED = 130
+FORMATS = ("chat", "trl", "verl", "oapl", "pairs")
+"""What `oapl export` can write."""
 EXIT_CODES = {ConfigError: 2, CollapseError: 4}
 """1 for every other error."""
 
@@ -123,6 +125,32 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     compare = add_command(commands, "compare", compare_command, "evaluations of the same problems", settings=False)
     compare.add_argument("folders", type=Path, nargs="+", metavar="EVALUATION", help="folders that `oapl eval` made")
     compare.add_argument("--output", type=Path, default=Path("comparison"), help="name of the .png and .json to write")
+
+    bring = add_command(commands, "import", import_command, "make rounds of others' completions, to train on")
+    bring.add_argument("recipe", type=Path, help="a TOML recipe: model, task, sampling and the shape of a round")
+    bring.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="Parquet or JSON lines: TRL's completions, verl's rollouts, the authors' rows, or chat traces",
+    )
+    bring.add_argument("--run_dir", type=store_path, help="a new run's folder or URL; runs/<recipe> by default")
+    bring.add_argument(
+        "--reward",
+        action="append",
+        metavar="COLUMN[=WEIGHT]",
+        help="of TRL's completions, a column that is part of the reward; may be repeated; all by default",
+    )
+    bring.add_argument(
+        "--no_sampling", action="store_true", help="leave groups of fewer than sampling.num_generations as they are"
+    )
+
+    export = add_command(commands, "export", export_command, "write a round for others to read", settings=False)
+    export.add_argument("run_dir", type=store_path, metavar="RUN", help="the run's folder or URL")
+    export.add_argument("--round", type=int, help="the round's index; the newest that is sealed by default")
+    export.add_argument("--format", choices=FORMATS, default="chat", help="`chat` by default")
+    export.add_argument("--output", type=Path, required=True, help="the .parquet or .jsonl file to write")
 
     inspect = add_command(commands, "inspect", inspect_command, "what is in a run folder", settings=False)
     inspect.add_argument("run_dir", type=store_path)
@@ -305,6 +333,37 @@ def compare_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
     console = Console()
     compare(arguments.folders, arguments.output, console)
     console.print(f"picture: {arguments.output}.png", highlight=False)
+    return 0
+
+
+def import_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> int:
+    recipe, weights = load_recipe(arguments.recipe, overrides), weights_of(arguments.reward or ())
+    from oapl.exchange.importing import import_files
+    from oapl.store import RunFolder
+
+    run, samples = RunFolder(run_dir_of(arguments)), not arguments.no_sampling
+    import_files(recipe, run, arguments.files, print, weights=weights, samples=samples)
+    print(f"train on it: oapl train {arguments.recipe} --run_dir NEW --launch.rounds_from {run.path}")
+    return 0
+
+
+def weights_of(columns: Sequence[str]) -> dict[str, float]:
+    """Of `COLUMN[=WEIGHT]`. Raises ConfigError where a weight is no number."""
+    weights = {}
+    for column in columns:
+        name, _, weight = column.partition("=")
+        try:
+            weights[name] = float(weight or 1)
+        except ValueError:
+            raise ConfigError(f"--reward {column}: {weight!r} is no number. Give NAME or NAME=WEIGHT.") from None
+    return weights
+
+
+def export_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
+    from oapl.exchange.exporting import export_round
+    from oapl.store import RunFolder
+
+    export_round(RunFolder(arguments.run_dir), arguments.round, arguments.format, arguments.output, print)
     return 0
 
 

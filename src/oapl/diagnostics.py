@@ -133,8 +133,9 @@ def shard_metrics(shard: Shard, success_threshold: float, judged_by: str | None 
     if not shard.groups:
         return metrics
     completions = [completion for group in shard.groups for completion in group.completions]
-    rewards = torch.tensor([group.rewards.tolist() for group in shard.groups])
-    marks = torch.tensor([group.marks(judged_by).tolist() for group in shard.groups])
+    rewards = torch.cat([torch.from_numpy(group.rewards) for group in shard.groups])
+    marks = torch.cat([torch.from_numpy(group.marks(judged_by)) for group in shard.groups])
+    is_uniform = [bool((group.all_rewards == group.all_rewards[0]).all()) for group in shard.groups]
     scores: dict[str, list[float]] = {}
     for verdict in (verdict for group in shard.groups for verdict in group.verdicts):
         for name, score in verdict.scores.items():
@@ -143,7 +144,7 @@ def shard_metrics(shard: Shard, success_threshold: float, judged_by: str | None 
         "reward": rewards.mean().item(),
         "success": (marks >= success_threshold).float().mean().item(),
         **{name: sum(values) / len(values) for name, values in scores.items()},
-        "uniform_share": (rewards == rewards[:, :1]).all(-1).float().mean().item(),
+        "uniform_share": sum(is_uniform) / len(is_uniform),
         **metrics,
         "completion_length": shard.num_tokens / len(completions),
         "truncated_share": sum(c.finish_reason == "length" for c in completions) / len(completions),

@@ -25,6 +25,10 @@ class StoreError(OaplError):
     """A run folder, or a file in it, that is missing, damaged, locked or cannot be written."""
 
 
+class ExchangeError(OaplError, ValueError):
+    """A file of completions from elsewhere that cannot become rounds, or a round that cannot become such a file."""
+
+
 class EngineError(OaplError):
     """An engine that cannot hold a policy, or whose log-probs do not match the policy's probe."""
 

@@ -159,17 +159,9 @@ def context_length(model: PreTrainedModel) -> int:
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str | Messages, config: TaskConfig) -> list[int]:
     """Token ids of a prompt: plain text as it is, or chat messages through the model's own template, ready for an
     answer. Raises ModelError where there is no template, or it refuses the messages."""
-    if isinstance(text, str):
-        if not config.chat and config.system_prompt is None:
-            return list(tokenizer(text)["input_ids"])
-        text = [{"role": "user", "content": text}]
-    messages = list(text)
-    if config.system_prompt is not None:
-        if messages[0]["role"] == "system":
-            raise ModelError(
-                "task.system_prompt is set, but the prompts bring a system message of their own. Drop one."
-            )
-        messages.insert(0, {"role": "system", "content": config.system_prompt})
+    messages = posed(text, config)
+    if isinstance(messages, str):
+        return list(tokenizer(messages)["input_ids"])
     if tokenizer.chat_template is None:
         raise ModelError(
             "the prompts are chat messages, but the model's tokenizer has no chat template. Use plain text."
@@ -181,6 +173,22 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str | Messages, conf
     except (TemplateError, TypeError, ValueError) as error:
         raise ModelError(f"the model's chat template refuses a prompt's messages: {error}. See [task].") from error
     return list(encoded["input_ids"])
+
+
+def posed(text: str | Messages, config: TaskConfig) -> str | list[Mapping[str, Any]]:
+    """A prompt as the task puts it: plain text, or all of the messages. Raises ModelError for two system messages."""
+    if isinstance(text, str):
+        if not config.chat and config.system_prompt is None:
+            return text
+        text = [{"role": "user", "content": text}]
+    messages = list(text)
+    if config.system_prompt is not None:
+        if messages[0]["role"] == "system":
+            raise ModelError(
+                "task.system_prompt is set, but the prompts bring a system message of their own. Drop one."
+            )
+        messages.insert(0, {"role": "system", "content": config.system_prompt})
+    return messages
 
 
 def next_token_logprobs(model: PreTrainedModel, ids_BS: Tensor, temperature: float, first: int = 0) -> Tensor:

@@ -90,7 +90,7 @@ def oapl_objective(config: OAPLConfig) -> Objective:
             rescale=config.rescale,
             per_token_mean=config.per_token_mean,
         ),
-        keeps_group=lambda group: not config.drop_uniform_groups or group.rewards.min() < group.rewards.max(),
+        keeps_group=lambda group: not config.drop_uniform_groups or group.all_rewards.min() < group.all_rewards.max(),
         beta2=config.beta2,
         per_token_mean=config.per_token_mean,
     )

@@ -239,12 +239,18 @@ class Sampler:
                 requests[position] = self._request(round, position, prompt)
             except TaskError as error:  # of an endless task, or one of very many rows, which were not all checked
                 unsampled.append(FailedGroup(position, prompt_id, str(error)))
-        answers = self._on(round.policy, lambda: self.engine.generate(list(requests.values()), round.sampling))
+        answers = self.generate(round.policy, list(requests.values()), round.sampling)
         sampled = tuple(
             self._sampled_group(position, round.prompt_ids[position], request, completions)
             for (position, request), completions in zip(requests.items(), answers, strict=True)
         )
         return Draft(sampled, tuple(unsampled), time.monotonic() - start, self._mismatch)
+
+    def generate(
+        self, policy: PolicyRef, requests: Sequence[Request], params: SamplingParams
+    ) -> list[list[Completion]]:
+        """What the engine makes of these with a policy, be it lost meanwhile."""
+        return self._on(policy, lambda: self.engine.generate(requests, params))
 
     def _request(self, round: Round, position: int, prompt: Prompt) -> Request:
         """Raises TaskError where the prompt is empty or leaves no room for its completion."""

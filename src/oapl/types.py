@@ -144,19 +144,26 @@ class Group(SampledGroup):
     """
 
     verdicts: tuple[Verdict, ...]
+    other_rewards: tuple[float, ...] = ()
+    """Of a group that others sampled: the rewards of its completions that are not here, and count in its value."""
 
     def __post_init__(self) -> None:
         if len(self.verdicts) != len(self.completions):
             raise ValueError(
                 f"group {self.prompt_id}: {len(self.completions)} completions and {len(self.verdicts)} verdicts"
             )
-        if not np.isfinite(self.rewards).all():
-            raise ValueError(f"group {self.prompt_id}: rewards must be finite, got {self.rewards.tolist()}")
+        if not np.isfinite(self.all_rewards).all():
+            raise ValueError(f"group {self.prompt_id}: rewards must be finite, got {self.all_rewards.tolist()}")
 
     @cached_property
     def rewards(self) -> NDArray[np.float32]:
         """f32[G]"""
         return np.array([verdict.reward for verdict in self.verdicts], np.float32)
+
+    @cached_property
+    def all_rewards(self) -> NDArray[np.float32]:
+        """f32[G + others]: `rewards`, and those of the group's completions that are not here."""
+        return np.concatenate([self.rewards, np.array(self.other_rewards, np.float32)])
 
     def marks(self, judged_by: str | None) -> NDArray[np.float32]:
         """f32[G], by which a completion counts as right: one reward function's own score, or the whole reward."""
@@ -165,8 +172,8 @@ class Group(SampledGroup):
         return np.array([verdict.scores.get(judged_by, 0.0) for verdict in self.verdicts], np.float32)
 
     @classmethod
-    def of(cls, sampled: SampledGroup, verdicts: Sequence[Verdict]) -> Group:
-        return cls(**vars(sampled), verdicts=tuple(verdicts))
+    def of(cls, sampled: SampledGroup, verdicts: Sequence[Verdict], other_rewards: Sequence[float] = ()) -> Group:
+        return cls(**vars(sampled), verdicts=tuple(verdicts), other_rewards=tuple(other_rewards))
 
     def without_verdicts(self) -> SampledGroup:
         return SampledGroup(**{f.name: getattr(self, f.name) for f in fields(SampledGroup)})

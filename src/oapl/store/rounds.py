@@ -70,12 +70,14 @@ SCHEMA = pa.schema(
     ]
 )
 """One row a completion; docs/store.md explains the columns."""
+OTHER_REWARDS = pa.field("other_rewards", pa.list_(pa.float32()))
+"""A column that is there where a group has some."""
 
 ADOPTING = "adopting.json"
 """The round as it will be, while new verdicts take the place of the old."""
 NOT_GRADED = "it was not graded yet"
 IMPORTED = "imported.json"
-"""Marks a round that another run sampled, and says which."""
+"""Marks a round that another run sampled, or that files were made into, and says which."""
 
 SHARD_FACTS = (
     "digest",
@@ -91,7 +93,7 @@ SHARD_FACTS = (
 
 
 class RoundFolder:
-    """The files of one round. A sampler fills it, or it is copied from another run."""
+    """The files of one round. A sampler fills it, or it is copied from another run or made of others' files."""
 
     def __init__(self, path: StorePath) -> None:
         self.path = path
@@ -116,15 +118,24 @@ class RoundFolder:
         return round_from(self.path / "round.json")
 
     def is_of(self, policy: PolicyRef | None) -> bool:
-        """Whether the round is that policy's (any, where the policy is gone), or was brought in from another run."""
+        """Whether the round is that policy's (any, where the policy is gone), or was brought in from elsewhere."""
         return self.is_imported() or policy in (None, self.load().policy)
 
     def is_imported(self) -> bool:
         return (self.path / IMPORTED).exists()
 
     def source(self) -> RoundFolder | None:
-        """The round of another run that this one was copied from; None where it was sampled here."""
-        return RoundFolder(store_path(read_json(self.path / IMPORTED, "from")["from"])) if self.is_imported() else None
+        """The round of another run that this one was copied from; None where it was sampled here, or made of files."""
+        source = read_json(self.path / IMPORTED).get("from") if self.is_imported() else None
+        return None if source is None else RoundFolder(store_path(source))
+
+    def write_imported(self, round: Round, shards: Sequence[Shard], origin: Mapping[str, Any]) -> None:
+        """Stores and seals a round whose shards were made of others' files; `origin` says which and how."""
+        write_json(self.path / IMPORTED, origin)
+        self.open(round)
+        for number, shard in enumerate(shards):
+            self.write_shard(round, number, shard)
+        self.seal(round)
 
     def import_from(self, source: RoundFolder) -> None:
         """Copies the sealed round of another run, or what of it is missing here.
@@ -523,11 +534,13 @@ def groups_table(round: Round, groups: Sequence[SampledGroup]) -> pa.Table:
             "max_completion_length": round.sampling.max_completion_length,
             "seed": round.seed,
             "verifier": round.verifier,
+            OTHER_REWARDS.name: (group.other_rewards if isinstance(group, Group) else ()) or None,
         }
         for group in groups
         for index, (completion, text) in enumerate(zip(group.completions, group.texts, strict=True))
     ]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    has_others = any(row[OTHER_REWARDS.name] for row in rows)
+    return pa.Table.from_pylist(rows, schema=SCHEMA.append(OTHER_REWARDS) if has_others else SCHEMA)
 
 
 def verdict_columns(verdict: Verdict | None) -> dict[str, Any]:
@@ -546,7 +559,7 @@ def table_groups(table: pa.Table) -> Iterator[SampledGroup]:
     rewards were not graded."""
     columns: dict[str, list[Any]] = {
         name: table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows
-        for name in SCHEMA.names  # rounds of earlier versions lack some
+        for name in (*SCHEMA.names, OTHER_REWARDS.name)  # rounds of earlier versions lack some
         if name not in ("token_ids", "logprobs")
     }
     token_ids = list_column(table, "token_ids")
@@ -568,7 +581,8 @@ def table_groups(table: pa.Table) -> Iterator[SampledGroup]:
         if columns["reward"][start] is None:
             yield sampled
         else:
-            yield Group.of(sampled, [row_verdict(columns, row) for row in range(start, end)])
+            verdicts = [row_verdict(columns, row) for row in range(start, end)]
+            yield Group.of(sampled, verdicts, columns[OTHER_REWARDS.name][start] or ())
         start = end
 
 
