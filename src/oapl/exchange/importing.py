@@ -184,12 +184,12 @@ class Reader:
         others = other_rewards(traces)
         known = len(traces) + len(others)
         completions = [self.completion(trace, len(prompt_ids)) for trace in traces]
-        is_whole = first.group_rewards is not None or not self.samples
+        is_whole = bool(others) or first.group_rewards is not None or not self.samples
         return Found(
             number,
             traces,
             [trace.text for trace in traces],
-            prompt_id or f"imported/{number}",
+            prompt_id or label(first) or f"imported/{number}",
             prompt_ids,
             completions,
             [verdict_of(trace) for trace in traces],
@@ -334,6 +334,12 @@ def other_rewards(traces: Sequence[Trace]) -> tuple[float, ...]:
             )
         left.remove(nearest[0])
     return tuple(left)
+
+
+def label(trace: Trace) -> str:
+    """What a prompt that is none of a task's was called when it was imported before, or ""."""
+    name = str(trace.own.get("prompt_id"))
+    return name if re.fullmatch(r"imported/\d+", name) else ""
 
 
 def verdict_of(trace: Trace) -> Verdict:
