@@ -343,7 +343,9 @@ def import_command(arguments: argparse.Namespace, overrides: Mapping[str, Any]) 
 
     run, samples = RunFolder(run_dir_of(arguments)), not arguments.no_sampling
     import_files(recipe, run, arguments.files, print, weights=weights, samples=samples)
-    print(f"train on it: oapl train {arguments.recipe} --run_dir NEW --launch.rounds_from {run.path}")
+    print(
+        f"train on it: oapl train {arguments.recipe} --run_dir {run.path}, or any with --launch.rounds_from {run.path}"
+    )
     return 0
 
 

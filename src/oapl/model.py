@@ -159,7 +159,7 @@ def context_length(model: PreTrainedModel) -> int:
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str | Messages, config: TaskConfig) -> list[int]:
     """Token ids of a prompt: plain text as it is, or chat messages through the model's own template, ready for an
     answer. Raises ModelError where there is no template, or it refuses the messages."""
-    messages = posed(text, config)
+    messages = as_posed(text, config)
     if isinstance(messages, str):
         return list(tokenizer(messages)["input_ids"])
     if tokenizer.chat_template is None:
@@ -175,7 +175,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str | Messages, conf
     return list(encoded["input_ids"])
 
 
-def posed(text: str | Messages, config: TaskConfig) -> str | list[Mapping[str, Any]]:
+def as_posed(text: str | Messages, config: TaskConfig) -> str | list[Mapping[str, Any]]:
     """A prompt as the task puts it: plain text, or all of the messages. Raises ModelError for two system messages."""
     if isinstance(text, str):
         if not config.chat and config.system_prompt is None:

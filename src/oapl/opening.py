@@ -158,6 +158,11 @@ def check_whole_imports(run: RunFolder, first: int) -> None:
     has them no longer."""
     for folder in (run.round(index) for index in run.round_indices(first)):
         if folder.is_imported() and not folder.is_sealed():
+            if folder.source() is None:
+                raise StoreError(
+                    f"{folder.path} lacks some of its shards. It was made of files: `oapl import` them again, into "
+                    f"a new run_dir."
+                )
             raise StoreError(
                 f"{folder.path} lacks some of its shards, and launch.rounds_from no longer has that round. Restore it, "
                 f"or start a new run_dir."

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from oapl.config import OAPLConfig, Recipe
@@ -194,8 +195,8 @@ def collapse(recipe: Recipe, run: RunFolder, record: Mapping[str, Any], reason: 
     for earlier in run.metrics():
         if "success" in earlier and earlier["step"] <= record["step"]:
             successes.setdefault(earlier["round"], []).append(earlier["success"])
-    of_own_policy = (index for index in successes if index == 0 or not run.round(index).is_imported())
-    best_round = max(of_own_policy, key=lambda index: sum(successes[index]) / len(successes[index]))
+    of_own_policy = (index for index in successes if is_of_own_policy(run, recipe, index))
+    best_round = max(of_own_policy, key=lambda index: mean(successes[index]), default=0)
     best_policy = recipe.policy_of_round(best_round)
     changes = [f"trainer.learning_rate below {recipe.trainer.learning_rate:g}"]
     if isinstance(recipe.loss, OAPLConfig):
@@ -248,9 +249,15 @@ def train_on(trainer: Trainer, run: RunFolder, index: int, number: int) -> dict[
     epoch = number // recipe.trainer.shards_per_round
     if epoch > 0 or folder.is_imported():
         metrics |= {"sampling_s": 0.0, "grading_s": 0.0}  # spent before, or by another run
-    if index == 0 or not folder.is_imported():  # else the sampler was no policy of this run
+    if is_of_own_policy(run, recipe, index):
         metrics["lag"] = trainer.step - 1 - recipe.policy_of_round(index) * recipe.trainer.weight_sync_steps
     return {"step": trainer.step, "round": index, "epoch": epoch, **metrics}
+
+
+def is_of_own_policy(run: RunFolder, recipe: Recipe, index: int) -> bool:
+    """Whether a round's log-probs are those of the policy that this run would have sampled it from."""
+    folder = run.round(index)
+    return not folder.is_imported() or folder.load().policy == run.policy(recipe.policy_of_round(index))
 
 
 def save(trainer: Trainer, run: RunFolder) -> None:

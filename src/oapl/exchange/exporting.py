@@ -15,7 +15,7 @@ from oapl.config import Recipe, load_recipe
 from oapl.errors import ExchangeError, OaplError, StoreError, TaskError
 from oapl.exchange.files import check_suffix, write_rows
 from oapl.exchange.shapes import OWN
-from oapl.model import encode_prompt, load_tokenizer, posed
+from oapl.model import as_posed, encode_prompt, load_tokenizer
 from oapl.objective import make_objective
 from oapl.store import RunFolder
 from oapl.store.rounds import groups_table
@@ -30,6 +30,8 @@ Tell = Callable[[str], None]
 class Posed:
     """A group, with its problem as the task poses it."""
 
+    task: str
+    """Its name in the recipe."""
     round: Round
     group: Group
     prompt: str | Messages
@@ -91,7 +93,7 @@ def oapl_rows(posed: Posed) -> Rows:
     rewards = posed.group.all_rewards.tolist()
     for own, text, verdict, _ in each_completion(posed):
         yield {
-            "data_source": posed.columns.get("data_source") or posed.round.verifier,
+            "data_source": posed.columns.get("data_source") or posed.task,
             "prompt": posed.prompt,
             "ability": posed.columns.get("ability") or "",
             "reward_model": {"style": "rule", "ground_truth": posed.gold},
@@ -154,7 +156,6 @@ def export_round(run: RunFolder, index: int | None, shape: str, output: Path, te
     index = sealed[-1] if index is None else index
     recipe, folder = load_recipe(run.config_path), run.round(index)
     round = folder.load()
-    advantages = make_objective(recipe.loss).advantages
     rows: list[dict[str, Any]] = []
     num_groups = num_failed = 0
     with closing(Poser(recipe, run, tell)) as poser:
@@ -163,14 +164,8 @@ def export_round(run: RunFolder, index: int | None, shape: str, output: Path, te
             num_failed += len(shard.failed)
             for group in shard.groups:
                 prompt, columns = poser.prompt(group)
-                of_group = advantages(torch.from_numpy(group.all_rewards).double()).tolist()
-                step = index * recipe.trainer.weight_sync_steps + number + 1
-                plain = poser.tokenizer.decode(group.prompt_ids, skip_special_tokens=True)
-                found = list(
-                    WRITERS[shape](
-                        Posed(round, group, prompt, columns, plain, of_group[: len(group.completions)], step)
-                    )
-                )
+                posed = poser.pose(round, group, step=index * recipe.trainer.weight_sync_steps + number + 1)
+                found = list(WRITERS[shape](posed))
                 num_groups += bool(found)
                 rows += found
     if not rows:
@@ -182,10 +177,10 @@ def export_round(run: RunFolder, index: int | None, shape: str, output: Path, te
 
 
 class Poser:
-    """Finds how a group's prompt was posed: as messages, where the run's task has the problem."""
+    """Finds how a group's prompt was posed: as messages, where they were and the run's task has the problem."""
 
     def __init__(self, recipe: Recipe, run: RunFolder, tell: Tell) -> None:
-        self.recipe = recipe
+        self.recipe, self.objective = recipe, make_objective(recipe.loss)
         kept = run.policy_versions()
         name = str(run.policy_path(kept[0])) if kept else recipe.model.name_or_path
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(name)
@@ -195,6 +190,14 @@ class Poser:
         except OaplError as error:
             tell(f"prompts are written as the text that the model was given, as the task cannot be had: {error}")
 
+    def pose(self, round: Round, group: Group, step: int) -> Posed:
+        prompt, columns = self.prompt(group)
+        plain = self.tokenizer.decode(group.prompt_ids, skip_special_tokens=True)
+        advantages = self.objective.advantages(torch.from_numpy(group.all_rewards).double()).tolist()
+        return Posed(
+            self.recipe.task.name, round, group, prompt, columns, plain, advantages[: len(group.completions)], step
+        )
+
     def prompt(self, group: Group) -> tuple[str | Messages, Mapping[str, Any]]:
         """The prompt, and the problem's other columns; the text that the model was given where it is not the task's."""
         problem = self._problem(group.prompt_id)
@@ -203,7 +206,7 @@ class Poser:
             or encode_prompt(self.tokenizer, problem.text, self.recipe.task) != group.prompt_ids.tolist()
         ):
             return group.prompt, {}
-        return posed(problem.text, self.recipe.task), problem.columns
+        return as_posed(problem.text, self.recipe.task), problem.columns
 
     def _problem(self, prompt_id: str) -> Prompt | None:
         if self.task is None or not prompt_id.startswith("train/"):

@@ -112,7 +112,9 @@ def import_files(
             is_recomputed = bool(reader.num_without_logprobs) or policy is None or policy.digest != model.digest
             policy = model  # for a group has one anchor
         if is_recomputed:
-            tell(f"log-probs by {recipe.model.name_or_path}, as the files have none, or none of one policy …")
+            count = reader.num_without_logprobs
+            why = f"{count} completions have none that fit" if count else "the files' are not of this one policy"
+            tell(f"log-probs by {recipe.model.name_or_path}, as {why} …")
             recompute(recipe, run, policy, groups)
         if lacking:
             tell(f"sampling {sum(group.num_lacking for group in lacking)} completions of {len(lacking)} prompts …")
