@@ -29,7 +29,7 @@ from oapl.objective import make_objective
 from oapl.store import RunFolder
 from oapl.store.rounds import SCHEMA, round_from
 from oapl.tasks.countdown import Countdown
-from oapl.types import Group, Shard, Verdict
+from oapl.types import Group, PolicyRef, Shard, Verdict
 
 EOS = 1
 RECIPE: dict[str, Any] = {
@@ -316,7 +316,7 @@ def test_groups_are_completed_by_the_model_and_graded_by_the_task(
         assert group.verdicts[:count] == whole.verdicts[:count]
         fresh = task.grade(task.prompt("train", group.position), group.texts[count:])
         assert list(group.verdicts[count:]) == fresh
-    assert run.round(0).load().verifier == "countdown/1 + countdown/1"
+    assert run.round(0).load().verifier == "countdown/1"
     assert json.loads((run.round(0).path / "imported.json").read_text())["num_sampled"] == 6
 
 
@@ -361,6 +361,25 @@ def test_files_of_several_rounds_are_several_rounds(recipe, run: RunFolder, tmp_
     out = capsys.readouterr().out
     assert "2 groups are left out, as they fill no round of 4" in out
     assert "2 rounds, and trainer.num_steps = 2 trains on 1: 4 steps train on all" in out
+
+
+def test_each_round_keeps_the_policy_that_it_is_of(recorded: RunFolder, recipe, run: RunFolder, tmp_path: Path):
+    """Where the model is to complete groups of a round that another policy sampled, all of it gets one anchor."""
+    rows = read_lines(export(recorded, "chat", tmp_path / "round.jsonl"))
+    other = {"policy_version": 1, "policy_digest": "e" * 64}
+    later = [{**row, "round": 1, **other} for row in rows]
+    fewer = [{**row, "round": 2, **other} for row in rows if row["index"] < 3]
+    assert bring(recipe(), run, write_lines(tmp_path / "rows.jsonl", [*rows, *later, *fewer])) == 0
+    refs = [run.round(index).load().policy for index in range(3)]
+    assert refs == [recorded.round(0).load().policy, PolicyRef(1, 2, "e" * 64), run.policy(0)]
+    assert [content(group) for group in groups_of(run, 1)] == [content(group) for group in groups_of(recorded)]
+    for group, own in zip(groups_of(run, 2), groups_of(recorded), strict=True):
+        assert len(group.completions) == 4
+        for completion, before in zip(group.completions[:3], own.completions[:3], strict=True):
+            assert completion.logprobs.tolist() == pytest.approx(before.logprobs.tolist(), abs=1e-5)
+    origins = [json.loads((run.round(index).path / "imported.json").read_text()) for index in range(3)]
+    assert [origin["logprobs"] for origin in origins] == ["of the files", "of the files", "of the model"]
+    assert [origin["num_sampled"] for origin in origins] == [0, 0, 4]
 
 
 CHAT = (

@@ -163,7 +163,6 @@ def export_round(run: RunFolder, index: int | None, shape: str, output: Path, te
             shard = folder.read_shard(number)
             num_failed += len(shard.failed)
             for group in shard.groups:
-                prompt, columns = poser.prompt(group)
                 posed = poser.pose(round, group, step=index * recipe.trainer.weight_sync_steps + number + 1)
                 found = list(WRITERS[shape](posed))
                 num_groups += bool(found)

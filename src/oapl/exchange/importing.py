@@ -44,6 +44,8 @@ from oapl.types import (
 
 UNKNOWN = "unknown"
 """The digest of a policy that a file does not name."""
+UNSET = 1.0
+"""In the place of a log-prob, which is never above 0, that is to be computed."""
 SHOWN = 3
 Tell = Callable[[str], None]
 
@@ -96,43 +98,45 @@ def import_files(
     for note in notes:
         tell(note)
     with closing(Reader(recipe, samples)) as reader:
-        rounds = list(in_rounds(recipe, without_lone(reader.groups(traces, tell), tell), tell))
-    groups = [group for part in rounds for group in part]
-    lacking = [group for group in groups if group.num_lacking > 0]
-    check_gradable(lacking, recipe)
-    verifiers = sorted({str(trace.own.get("verifier") or f"imported from {shape}") for trace in traces})
+        found = without_lone(reader.groups(traces, tell), tell)
+    parts = [Part(groups, policy_of(recipe, groups)) for groups in in_rounds(recipe, found, tell)]
+    check_gradable([group for part in parts for group in part.lacking], recipe)
     with run.lock("run"):
         for note in open_run(recipe, run):
             tell(note)
-        policy, is_recomputed = policy_of(recipe, traces), False
-        if lacking or policy is None or reader.num_without_logprobs:
+        if any(part.policy is None or part.lacking for part in parts):
             ensure_first_policy(recipe, run)
             model = run.policy(0)
             assert model is not None
-            is_recomputed = bool(reader.num_without_logprobs) or policy is None or policy.digest != model.digest
-            policy = model  # for a group has one anchor
-        if is_recomputed:
-            count = reader.num_without_logprobs
-            why = f"{count} completions have none that fit" if count else "the files' are not of this one policy"
-            tell(f"log-probs by {recipe.model.name_or_path}, as {why} …")
-            recompute(recipe, run, policy, groups)
-        if lacking:
-            tell(f"sampling {sum(group.num_lacking for group in lacking)} completions of {len(lacking)} prompts …")
-            verifiers.append(complete(recipe, run, policy, lacking))
-        origin = {
-            "files": [{"path": str(path.resolve()), "digest": digest_file(path)} for path in paths],
-            "format": shape,
-            "logprobs": "of the model" if is_recomputed else "of the files",
-            "num_sampled": sum(group.num_lacking for group in lacking),
-        }
-        for index, part in enumerate(rounds):
-            write_round(recipe, run, reader, index, part, policy, " + ".join(verifiers), origin)
+            recompute(recipe, run, model, parts, tell)
+            complete(recipe, run, model, parts, tell)
+        files = [{"path": str(path.resolve()), "digest": digest_file(path)} for path in paths]
+        for index, part in enumerate(parts):
+            write_round(recipe, run, reader, index, part, shape, files)
+    groups = [group for part in parts for group in part.groups]
     rewards = [verdict.reward for group in groups for verdict in group.verdicts]
     tell(
-        f"{len(rounds)} round{'s' * (len(rounds) > 1)} of {SHAPES[shape].what}: {len(groups)} groups, {len(rewards)} "
-        f"completions, {origin['num_sampled']} of them sampled; mean reward {np.mean(rewards):.3f}; log-probs "
-        f"{origin['logprobs']}, policy {policy.digest[:12]}"
+        f"{len(parts)} round{'s' * (len(parts) > 1)} of {SHAPES[shape].what}: {len(groups)} groups, {len(rewards)} "
+        f"completions, {sum(group.num_lacking for group in groups)} of them sampled; mean reward "
+        f"{np.mean(rewards):.3f}; log-probs {', '.join(sorted({part.logprobs for part in parts}))}"
     )
+
+
+@dataclass
+class Part:
+    """A round in the making."""
+
+    groups: list[Found]
+    policy: PolicyRef | None
+    """Whose log-probs all of its completions have; None where they are yet to be computed."""
+    logprobs: str = "of the files"
+    graded_by: str | None = None
+    """The task's verifier, where it graded some."""
+
+    @property
+    def lacking(self) -> list[Found]:
+        """The groups that are to be completed."""
+        return [group for group in self.groups if group.num_lacking > 0]
 
 
 class Reader:
@@ -146,7 +150,7 @@ class Reader:
         self.context_length = int(getattr(config, "max_position_embeddings", 0) or 2**31 - 1)
         self.task: Task = make_task(recipe.task)
         self._as_it_stands = recipe.task.model_copy(update={"chat": False, "system_prompt": None})
-        self.num_unlike = self.num_without_specials = self.num_without_logprobs = 0
+        self.num_unlike = self.num_without_specials = 0
         self.first_unlike = ""
         self.longest: tuple[int, str] = (0, "")
 
@@ -247,7 +251,7 @@ class Reader:
         return ids
 
     def completion(self, trace: Trace, num_prompt: int) -> Completion:
-        """Its tokens, and its log-probs where the row has as many; else zeros."""
+        """Its tokens, and its log-probs where the row has as many; else `UNSET`."""
         asked = self.recipe.sampling.temperature
         if trace.own.get("temperature", asked) != np.float32(asked):
             raise ExchangeError(
@@ -273,8 +277,7 @@ class Reader:
             )
         logprobs = trace.own.get("logprobs", [])
         if len(logprobs) != len(ids):  # of text, other tokens than the sampler's
-            self.num_without_logprobs += 1
-            logprobs = np.zeros(len(ids))
+            logprobs = np.full(len(ids), UNSET)
         return Completion(np.array(ids, np.int32), np.array(logprobs, np.float32), reason)
 
     def encode(self, trace: Trace) -> tuple[list[int], FinishReason]:
@@ -409,21 +412,38 @@ def check_gradable(lacking: Sequence[Found], recipe: Recipe) -> None:
         )
 
 
-def policy_of(recipe: Recipe, traces: Sequence[Trace]) -> PolicyRef | None:
-    """The policy that the files name as that of their log-probs, as far as they do; None where they name several."""
+def policy_of(recipe: Recipe, groups: Sequence[Found]) -> PolicyRef | None:
+    """The policy whose log-probs the files have, as far as they name it; None where some completions of the round have
+    none, or several policies' are among them: a round has one anchor."""
+    completions = [completion for group in groups for completion in group.completions]
+    traces = [trace for group in groups for trace in group.traces]
     named = {(trace.own.get("policy_version"), trace.own.get("policy_digest")) for trace in traces}
-    if len(named) > 1:
+    if len(named) > 1 or any(completion.logprobs[0] == UNSET for completion in completions):
         return None
     ((version, digest),) = named
     version = version if isinstance(version, int) else 0
     return PolicyRef(version, version * recipe.trainer.weight_sync_steps, str(digest or UNKNOWN))
 
 
-def recompute(recipe: Recipe, run: RunFolder, policy: PolicyRef, groups: Sequence[Found]) -> None:
-    """Gives the completions a policy's log-probs, at the recipe's temperature."""
+def recompute(recipe: Recipe, run: RunFolder, model: PolicyRef, parts: Sequence[Part], tell: Tell) -> None:
+    """Gives the completions of a round the model's log-probs, at the recipe's temperature, where they lack some, or are
+    of another policy and more are to be sampled from this one."""
+    strange = []
+    for part in parts:
+        if part.lacking and part.policy is not None and part.policy.digest == model.digest:
+            part.policy = model
+        elif part.lacking or part.policy is None:
+            part.policy, part.logprobs = model, "of the model"
+            strange.append(part)
+    groups = [group for part in strange for group in part.groups]
+    if not groups:
+        return
+    num_without = sum(completion.logprobs[0] == UNSET for group in groups for completion in group.completions)
+    why = f"{num_without} completions have none that fit" if num_without else "the files' are not of this one policy"
+    tell(f"log-probs by {recipe.model.name_or_path}, as {why} …")
     use_threads(recipe.trainer.num_threads)
     anchor = Anchor(on_host(recipe), ALONE)
-    anchor.load(policy, run.verified_policy_path(policy))
+    anchor.load(model, run.verified_policy_path(model))
     rows = [
         Row(position, np.array(group.prompt_ids, np.int32), completion, mark=0.0, advantage=0.0)
         for position, group in enumerate(groups)
@@ -434,24 +454,30 @@ def recompute(recipe: Recipe, run: RunFolder, policy: PolicyRef, groups: Sequenc
         group.completions = [replace(each, logprobs=next(scored)) for each in group.completions]
 
 
-def complete(recipe: Recipe, run: RunFolder, policy: PolicyRef, groups: Sequence[Found]) -> str:
-    """Adds fresh completions to groups that lack some, with the task's verdicts; returns who gave these."""
+def complete(recipe: Recipe, run: RunFolder, model: PolicyRef, parts: Sequence[Part], tell: Tell) -> None:
+    """Adds fresh completions of the model to groups that lack some, with the task's verdicts."""
+    lacking = [group for part in parts for group in part.lacking]
+    if not lacking:
+        return
+    tell(f"sampling {sum(group.num_lacking for group in lacking)} completions of {len(lacking)} prompts …")
     use_threads(recipe.engine.num_threads)
     params, tokenizer = training_params(recipe), load_tokenizer(recipe.model.name_or_path)
     with closing(Sampler(recipe, run.verified_policy_path)) as sampler:
         sampler.task.start()
-        sampler.hold(policy)
-        problems = [sampler.task.prompt(*split_and_index(group.prompt_id)) for group in groups]
-        for problem, group in zip(problems, groups, strict=True):
+        sampler.hold(model)
+        for part in parts:
+            part.graded_by = sampler.task.verifier if part.lacking else None
+        problems = [sampler.task.prompt(*split_and_index(group.prompt_id)) for group in lacking]
+        for problem, group in zip(problems, lacking, strict=True):
             check_length(problem, len(group.prompt_ids), params, sampler.engine.context_length)
-        for count in sorted({group.num_lacking for group in groups}):
-            part = [each for each in zip(problems, groups, strict=True) if each[1].num_lacking == count]
+        for count in sorted({group.num_lacking for group in lacking}):
+            alike = [each for each in zip(problems, lacking, strict=True) if each[1].num_lacking == count]
             requests = [
                 Request(np.array(group.prompt_ids, np.int32), derive_seed(recipe.seed, "import", group.number))
-                for _, group in part
+                for _, group in alike
             ]
-            answers = sampler.generate(policy, requests, replace(params, num_generations=count))
-            for (problem, group), completions in zip(part, answers, strict=True):
+            answers = sampler.generate(model, requests, replace(params, num_generations=count))
+            for (problem, group), completions in zip(alike, answers, strict=True):
                 texts = [tokenizer.decode(each.token_ids, skip_special_tokens=True) for each in completions]
                 try:
                     group.verdicts += sampler.task.grade(problem, texts)
@@ -462,7 +488,6 @@ def complete(recipe: Recipe, run: RunFolder, policy: PolicyRef, groups: Sequence
                     ) from error
                 group.completions += completions
                 group.texts += texts
-        return sampler.task.verifier
 
 
 def write_round(
@@ -470,11 +495,23 @@ def write_round(
     run: RunFolder,
     reader: Reader,
     index: int,
-    groups: Sequence[Found],
-    policy: PolicyRef,
-    verifier: str,
-    origin: Mapping[str, Any],
+    part: Part,
+    shape: str,
+    files: Sequence[Mapping[str, str]],
 ) -> None:
+    groups, policy = part.groups, part.policy
+    assert policy is not None
+    verifiers = sorted(
+        {str(trace.own.get("verifier") or f"imported from {shape}") for group in groups for trace in group.traces}
+    )
+    if part.graded_by is not None:
+        verifiers.append(part.graded_by)
+    origin = {
+        "files": files,
+        "format": shape,
+        "logprobs": part.logprobs,
+        "num_sampled": sum(group.num_lacking for group in groups),
+    }
     round = Round(
         index=index,
         policy=policy,
@@ -482,7 +519,7 @@ def write_round(
         seed=derive_seed(recipe.seed, "round", index),
         prompt_ids=tuple(group.prompt_id for group in groups),
         prompts_per_shard=recipe.trainer.prompts_per_step,
-        verifier=verifier,
+        verifier=" + ".join(dict.fromkeys(verifiers)),
     )
     stored = [
         Group.of(
