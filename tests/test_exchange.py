@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from helpers import flip_a_bit
 from oapl.batching import collate, group_rows, step_counts
 from oapl.causal_lm import take_apart
 from oapl.cli import main
@@ -354,6 +355,13 @@ def test_rounds_that_others_log_probs_anchor_cannot_be_anchored_anew(
     assert "loss.anchor = 'trainer' needs the policy that sampled" in capsys.readouterr().err
 
 
+def test_damage_to_an_imported_round_says_to_import_again(recipe, run: RunFolder, tmp_path: Path, capsys):
+    assert bring(recipe(), run, write_lines(tmp_path / "rows.jsonl", traces())) == 0
+    flip_a_bit(run.round(0).parquet_path(1))
+    assert main(["train", str(recipe()), "--run_dir", str(run.path)]) == 1
+    assert "It was made of files: `oapl import` them again, into a new run_dir" in capsys.readouterr().err
+
+
 def test_files_of_several_rounds_are_several_rounds(recipe, run: RunFolder, tmp_path: Path, capsys):
     rows = [{**row, "prompt": problem(place // 4)} for place, row in enumerate(traces() * 3)]
     assert bring(recipe(), run, write_lines(tmp_path / "rows.jsonl", rows[:-8])) == 0
@@ -513,7 +521,7 @@ def test_the_tables_that_trl_logs_become_a_round(trl_tables: Path, recipe, run: 
     assert len(files) == 2
     path = recipe(sampling={"num_generations": 4})
     assert bring(path, run, *files, "--reward", "length=2", "--reward", "has_equals") == 0
-    assert "reward = 2 x length + 1 x has_equals" in capsys.readouterr().out
+    assert "reward = 1 x has_equals + 2 x length" in capsys.readouterr().out
     rows = [row for file in files for row in pq.read_table(file).to_pylist()]
     groups = groups_of(run)
     assert len(groups) == 4
@@ -522,6 +530,32 @@ def test_the_tables_that_trl_logs_become_a_round(trl_tables: Path, recipe, run: 
         for text, verdict, row in zip(group.texts, group.verdicts, rows[number : number + 4], strict=True):
             assert text == row["completion"]  # pandas writes the None of a reward function as null
             assert verdict.reward == pytest.approx(2 * row["length"] + (row["has_equals"] or 0.0), abs=1e-6)
+
+
+def test_a_batch_that_trl_logs_at_several_steps_counts_once(trl_tables: Path, recipe, run: RunFolder, tmp_path, capsys):
+    """As with `num_iterations` = 2: step 3 trains on what was sampled for step 2."""
+    files = sorted(trl_tables.glob("completions_*.parquet"))
+    table = pq.read_table(files[1])
+    again = table.set_column(table.column_names.index("step"), "step", [[3] * 8])
+    pq.write_table(again, tmp_path / "completions_00003.parquet")
+    assert bring(recipe(), run, *files, tmp_path / "completions_00003.parquet") == 0
+    assert "1 steps repeat the completions of the step before, and are left out" in capsys.readouterr().out
+    assert run.round_indices() == [0]
+    assert [len(group.completions) for group in groups_of(run)] == [4] * 4
+
+
+def test_what_tokens_do_not_carry_is_told(chat_recipe: Path, run: RunFolder, tmp_path: Path, capsys):
+    rows = [
+        {"input": f"{place}=", "output": text, "gts": None, "score": 1.0, "step": 5}
+        for place in range(4)
+        for text in ("1", "x", "<eos>", "2")
+    ]
+    file = write_lines(tmp_path / "5.jsonl", rows)
+    assert bring(chat_recipe, run, file) == 0
+    out = capsys.readouterr().out
+    assert f"8 of 16 completions read otherwise once they are tokens of this model, the first at {file}, line 2" in out
+    assert "4 prompts are none of the task's and were written without their special tokens, if they had some" in out
+    assert [each.token_ids.tolist() for each in groups_of(run)[0].completions] == [[8, EOS], [2, EOS], [EOS], [9, EOS]]
 
 
 # What cannot be read
@@ -590,6 +624,8 @@ def test_files_of_several_formats_and_a_second_import_are_refused(recipe, run: R
     other = write_lines(tmp_path / "b.jsonl", [{"input": "1", "output": "2", "score": 1, "step": 1}])
     assert bring(recipe(), run, file, other) == 1
     assert "the files have different formats" in capsys.readouterr().err
+    assert bring(recipe(), run, file, file) == 1
+    assert "a file is given twice" in capsys.readouterr().err
     assert bring(recipe(), run, file, "--reward", "x") == 1
     assert "--reward names columns of TRL's table" in capsys.readouterr().err
     assert bring(recipe(), run, file) == 0

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,9 @@ def read_traces(
     """
     traces: list[Trace] = []
     shapes: dict[str, Path] = {}
-    told: list[str] = []
+    sums: dict[str, Path] = {}
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ExchangeError(f"a file is given twice among {', '.join(map(str, paths))}. Name each once.")
     for path in paths:
         rows = read_rows(path)
         shape = shape_of(path, list(dict.fromkeys(name for _, row in rows[:100] for name in row)))
@@ -252,10 +255,33 @@ def read_traces(
                 f"--reward names columns of TRL's table of completions; {path} is {SHAPES[shape].what}."
             )
         chosen = reward_columns(path, [row for _, row in rows], weights) if shape == "trl" else {}
-        if (how := " + ".join(f"{weight:g} x {name}" for name, weight in chosen.items())) and len(told) == 0:
-            told.append(f"reward = {how}")
+        sums.setdefault(" + ".join(f"{weight:g} x {name}" for name, weight in sorted(chosen.items())), path)
+        if len(sums) > 1:
+            found = " and ".join(f"{how} ({at})" for how, at in sums.items())
+            raise ExchangeError(f"the files have different columns of rewards: {found}. Name those meant by --reward.")
         traces += [SHAPES[shape].read(Row(place, row), chosen) for place, row in rows]
-    return traces, next(iter(shapes)), told
+    told = [f"reward = {how}" for how in sums if how]
+    if shape == "trl":
+        traces = without_repeats(traces, told)
+    return traces, shape, told
+
+
+def without_repeats(traces: Sequence[Trace], told: list[str]) -> list[Trace]:
+    """TRL's completions, each step's once: it logs a batch again for every step that trains on it."""
+    kept: list[Trace] = []
+    last: list[tuple[Any, ...]] = []
+    num_repeats = 0
+    for _, step in groupby(traces, key=lambda trace: trace.key):
+        rows = list(step)
+        content = [(trace.group[:3], trace.text) for trace in rows]
+        if content == last:
+            num_repeats += 1
+        else:
+            kept += rows
+        last = content
+    if num_repeats:
+        told.append(f"{num_repeats} steps repeat the completions of the step before, and are left out")
+    return kept
 
 
 def reward_columns(
