@@ -127,7 +127,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     compare.add_argument("--output", type=Path, default=Path("comparison"), help="name of the .png and .json to write")
 
     bring = add_command(commands, "import", import_command, "make rounds of others' completions, to train on")
-    bring.add_argument("recipe", type=Path, help="a TOML recipe: model, task, sampling and the shape of a round")
+    bring.add_argument("recipe", type=recipe_file, help="a TOML recipe: model, task, sampling and the shape of a round")
     bring.add_argument(
         "files",
         type=Path,
