@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Mapping[str, Any]]:
     report.add_argument("--output", type=Path, help="the page; report.html in the folder, or here for several runs")
     report.add_argument("--groups", type=int, default=60, help="prompts of each run to show with their completions")
     report.add_argument("--no_scores", action="store_true", help="load no model: completions without colours")
+
+    view = add_command(commands, "view", view_command, "a page on this machine that follows runs", settings=False)
+    view.add_argument("paths", type=store_path, nargs="+", metavar="RUN", help="run folders, or folders that hold runs")
+    view.add_argument("--host", default="127.0.0.1", help="where to listen; other machines reach it by a token alone")
+    view.add_argument("--port", type=int, default=8760, help="0 for any that is free")
+    view.add_argument("--no_scores", action="store_true", help="load no model: completions without log-ratios")
 
     doctor = add_command(
         commands,
@@ -392,6 +399,18 @@ def report_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
     scorer = lazy_scorer() if groups and not arguments.no_scores else None
     path = write_report(arguments.paths, arguments.output, scorer, groups)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+    return 0
+
+
+def view_command(arguments: argparse.Namespace, _: Mapping[str, Any]) -> int:
+    missing = [name for name in ("duckdb", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise InstallationError(f"oapl view needs {', '.join(missing)}: pip install 'oapl[view]'")
+    if not 0 <= arguments.port < 65536:
+        raise ConfigError(f"--port {arguments.port} must be at least 0 and below 65536.")
+    from oapl.view.app import serve
+
+    serve(arguments.paths, None if arguments.no_scores else lazy_scorer(), arguments.host, arguments.port)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -61,7 +62,7 @@ def inspect(run: RunFolder, console: Console, num_groups: int = 2, num_rounds: i
     if recipe.selection is not None and not run.is_pruned():
         console.print(f"snapshots sealed: {run.snapshot_steps()}", highlight=False, soft_wrap=True)
     if indices := run.round_indices(first):
-        console.print(rounds_table(run, indices, metrics, recipe.trainer.weight_sync_steps))
+        console.print(rounds_table(round_facts(run, indices, metrics, recipe.trainer.weight_sync_steps)))
         if first > 0:
             console.print(
                 f"{first} older rounds are not shown: --rounds {first + num_rounds} shows all.",
@@ -97,13 +98,68 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
     console.print(summary_table(summary))
 
 
-def rounds_table(
+@dataclass(frozen=True)
+class RoundFacts:
+    """A round as the seals of its shards and the steps that trained on it tell it."""
+
+    index: int
+    policy: int | None = None
+    """Version of the weights that sampled it; None of a round that another run sampled."""
+    num_shards: int = 0
+    """0 where its description cannot be read."""
+    num_stored: int = 0
+    is_sealed: bool = False
+    num_failed: int = 0
+    reward: float | None = None
+    """Mean over the steps that have one."""
+    wall_s: float = 0.0
+    """The trainer's clock over the round."""
+    sampling_s: float = 0.0
+    training_s: float = 0.0
+    overlap: float | None = None
+    """`wall_s` over the longer of the other two, of a round that is trained whole."""
+
+
+def round_facts(
     run: RunFolder, indices: Sequence[int], metrics: Iterable[Mapping[str, Any]], steps_per_round: int
-) -> Table:
+) -> list[RoundFacts]:
+    """Of these rounds, in their order; `metrics` are records of steps, of which those of other rounds are passed over."""
     steps_of: dict[int, list[Mapping[str, Any]]] = {index: [] for index in indices}
     for record in metrics:
         if record["round"] in steps_of:
             steps_of[record["round"]].append(record)
+    return [facts_of_round(run, index, steps, steps_per_round) for index, steps in steps_of.items()]
+
+
+def facts_of_round(run: RunFolder, index: int, steps: Sequence[Mapping[str, Any]], steps_per_round: int) -> RoundFacts:
+    folder = run.round(index)
+    try:
+        round = folder.load()
+    except StoreError:
+        return RoundFacts(index)
+    found = folder.summary()
+    rewards = [record["reward"] for record in steps if "reward" in record]
+    own = not folder.is_imported()
+    sampling_s = found["sampling_s"] if own else 0.0
+    training_s = sum(record["step_s"] for record in steps)
+    wall_s = sum(record["wait_s"] + record["step_s"] + record["save_s"] for record in steps)
+    longer = max(sampling_s, training_s)
+    return RoundFacts(
+        index,
+        round.policy.version if own else None,
+        round.num_shards,
+        len(found["digests"]),
+        folder.is_sealed(),
+        found["num_failed"],
+        sum(rewards) / len(rewards) if rewards else None,
+        wall_s,
+        sampling_s,
+        training_s,
+        wall_s / longer if steps and len(steps) == steps_per_round and longer > 0 else None,
+    )
+
+
+def rounds_table(rounds: Iterable[RoundFacts]) -> Table:
     table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True, title="Rounds", title_justify="left")
     for name in (
         "round",
@@ -117,30 +173,20 @@ def rounds_table(
         "overlap",
     ):
         table.add_column(name, justify="right")
-    for index, steps in steps_of.items():
-        folder = run.round(index)
-        try:
-            round = folder.load()
-        except StoreError:
-            table.add_row(str(index), "", "damaged")
+    for each in rounds:
+        if each.num_shards == 0:
+            table.add_row(str(each.index), "", "damaged")
             continue
-        found = folder.summary()
-        rewards = [record["reward"] for record in steps if "reward" in record]
-        own = not folder.is_imported()
-        sampling_s = found["sampling_s"] if own else 0.0
-        training_s = sum(record["step_s"] for record in steps)
-        wall_s = sum(record["wait_s"] + record["step_s"] + record["save_s"] for record in steps)
-        longer = max(sampling_s, training_s)
         table.add_row(
-            str(index),
-            str(round.policy.version) if own else "other run's",
-            f"{len(found['digests'])}/{round.num_shards}" + ("" if folder.is_sealed() else " open"),
-            str(found["num_failed"]),
-            f"{sum(rewards) / len(rewards):.3f}" if rewards else "",
-            f"{wall_s:.1f}",
-            f"{sampling_s:.1f}",
-            f"{training_s:.1f}",
-            f"{wall_s / longer:.2f}" if steps and len(steps) == steps_per_round and longer > 0 else "",
+            str(each.index),
+            "other run's" if each.policy is None else str(each.policy),
+            f"{each.num_stored}/{each.num_shards}" + ("" if each.is_sealed else " open"),
+            str(each.num_failed),
+            "" if each.reward is None else f"{each.reward:.3f}",
+            f"{each.wall_s:.1f}",
+            f"{each.sampling_s:.1f}",
+            f"{each.training_s:.1f}",
+            "" if each.overlap is None else f"{each.overlap:.2f}",
         )
     return table
 

@@ -36,7 +36,7 @@ def score_groups(run: RunFolder, sampled: Sequence[ShownGroup], seconds: float =
     """
     model, tokenizer, version = newest_policy(run)
     if all(item.round.policy == run.policy(version) for item in sampled):
-        raise StoreError(f"policy {version} sampled all of these, and the run ended before it saved a later one")
+        raise StoreError(f"policy {version} sampled all of these, and the run has sealed no later one")
     lm = take_apart(model)
     scores = TokenScores(version, [], [])
     end = time.monotonic() + seconds

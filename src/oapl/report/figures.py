@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,26 +178,37 @@ def charts_for(metrics: set[str]) -> list[dict[str, Any]]:
     return charts
 
 
-def curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """The x axes (`step`, `samples`, `wall_s`), `round` and the charts' metrics as columns, at most MAX_POINTS long.
+class Columns(Protocol):
+    """A metric of every step as f64[steps]; `absent` where a step lacks it or it is no number."""
+
+    def __call__(self, name: str, absent: float = ...) -> NDArray[np.float64]: ...
+
+
+def curves(records: Sequence[Mapping[str, Any]], max_points: int = MAX_POINTS) -> dict[str, Column]:
+    """See `curves_of`."""
+    return curves_of(partial(column, records), max_points)
+
+
+def curves_of(columns_of: Columns, max_points: int = MAX_POINTS) -> dict[str, Column]:
+    """The x axes (`step`, `samples`, `wall_s`), `round` and the charts' metrics as columns, at most `max_points` long.
 
     `samples` counts completions so far; `wall_s` adds up what the trainer's clock says of each step: saving,
     waiting for the shard, and the step itself.
     """
-    counts = [0 if record.get("epoch") else record.get("num_completions", 0) for record in records]
-    seconds = sum(column(records, name, absent=0.0) for name in ("save_s", "wait_s", "step_s"))
+    counts = np.where(columns_of("epoch", 0.0) > 0, 0.0, columns_of("num_completions", 0.0))
+    seconds = sum(columns_of(name, 0.0) for name in ("save_s", "wait_s", "step_s"))
     columns = {
-        "step": column(records, "step"),
-        "round": column(records, "round"),
-        "samples": np.cumsum(counts, dtype=np.float64),
+        "step": columns_of("step"),
+        "round": columns_of("round"),
+        "samples": np.cumsum(counts),
         "wall_s": np.cumsum(seconds),
     }
     names = dict.fromkeys(line.metric for chart in CHARTS for line in chart.lines)
-    found = {name: column(records, name) for name in names}
+    found = {name: columns_of(name) for name in names}
     columns |= {name: values for name, values in found.items() if np.isfinite(values).any()}
     if "success" in columns and np.array_equal(columns["success"], columns.get("reward", columns["success"])):
         del columns["success"]  # with rewards of 0 and 1 the two are the same curve
-    return {name: plain(thin(values)) for name, values in columns.items()}
+    return {name: plain(thin(values, max_points)) for name, values in columns.items()}
 
 
 def column(records: Sequence[Mapping[str, Any]], name: str, absent: float = float("nan")) -> NDArray[np.float64]:
@@ -205,9 +217,9 @@ def column(records: Sequence[Mapping[str, Any]], name: str, absent: float = floa
     return np.array([v if isinstance(v, int | float) and np.isfinite(v) else absent for v in values], np.float64)
 
 
-def thin(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means of runs of equally many neighbours, so that at most MAX_POINTS are left."""
-    width = -(-len(values) // MAX_POINTS)
+def thin(values: NDArray[np.float64], max_points: int = MAX_POINTS) -> NDArray[np.float64]:
+    """Means of runs of equally many neighbours, so that at most `max_points` are left."""
+    width = -(-len(values) // max_points)
     if width <= 1:
         return values
     padded = np.pad(values, (0, -len(values) % width), constant_values=np.nan).reshape(-1, width)
@@ -223,11 +235,16 @@ def plain(values: NDArray[np.float64]) -> Column:
 
 
 def seconds_by_round(records: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """See `seconds_of`."""
+    return seconds_of(partial(column, records))
+
+
+def seconds_of(columns_of: Columns) -> dict[str, Column]:
     """Where each round's time went: the trainer's seconds, and the sampler's less what it spent on rewards."""
-    rounds = column(records, "round")
+    rounds = columns_of("round")
     indices = np.unique(rounds[np.isfinite(rounds)])
     names = ("save_s", "wait_s", "step_s", "sampling_s", "grading_s")
-    by_step = {name: column(records, name, absent=0.0) for name in names}
+    by_step = {name: columns_of(name, 0.0) for name in names}
     sums = {name: np.array([by_step[name][rounds == index].sum() for index in indices]) for name in names}
     sums["sampling_s"] = np.maximum(0.0, sums["sampling_s"] - sums["grading_s"])
     return {"round": plain(indices), **{name: plain(values) for name, values in sums.items()}}

@@ -1,0 +1,108 @@
+"""metrics.jsonl as columns, read on from where the last look ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from array import array
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TAIL_BYTES = 65_536
+
+
+class Metrics:
+    """The numbers of every step, one row a step; of a step done again after a restart, the last line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._offset, self._inode = 0, 0
+        self._row_of: dict[int, int] = {}
+        self._columns: dict[str, array[float]] = {}
+        self.version = 0
+        """Grows with each line."""
+
+    def refresh(self) -> None:
+        """Takes in what was written since; a line that is still being written is left for the next time."""
+        with self._lock:
+            try:
+                with open(self._path, "rb") as file:
+                    self._read(file)
+            except FileNotFoundError:
+                self._forget()
+
+    def _read(self, file: Any) -> None:
+        file.seek(0, 2)
+        if file.tell() < self._offset:
+            self._forget()
+        file.seek(self._offset)
+        data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        for line in data[:end].splitlines():
+            with suppress(ValueError, KeyError, TypeError, OverflowError):
+                self._add(json.loads(line))
+
+    def _add(self, record: dict[str, Any]) -> None:
+        step = int(record["step"])
+        row = self._row_of.setdefault(step, len(self._row_of))
+        self.version += 1
+        for values in self._columns.values():
+            if row == len(values):
+                values.append(math.nan)
+            else:
+                values[row] = math.nan
+        for name, value in record.items():
+            if isinstance(value, int | float):
+                if name not in self._columns:
+                    self._columns[name] = array("d", [math.nan]) * len(self._row_of)
+                self._columns[name][row] = value
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def column(self, name: str, absent: float = math.nan) -> NDArray[np.float64]:
+        """f64[steps]; `absent` where a step lacks it or it is not finite."""
+        with self._lock:
+            if name not in self._columns:
+                return np.full(len(self._row_of), absent)
+            values = np.array(self._columns[name], np.float64)
+        return np.where(np.isfinite(values), values, absent)
+
+    def last(self, count: int) -> list[dict[str, float]]:
+        """Records of the last rows, in order, without what is not finite."""
+        with self._lock:
+            first = max(0, len(self._row_of) - count)
+            return [
+                {name: values[row] for name, values in self._columns.items() if math.isfinite(values[row])}
+                for row in range(first, len(self._row_of))
+            ]
+
+
+def last_record(path: Path) -> dict[str, Any] | None:
+    """That of the last whole line, without reading the rest; None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    return next(records(reversed(lines)), None)
+
+
+def records(lines: Iterable[bytes]) -> Any:
+    for line in lines:
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield record
