@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 import socket
@@ -196,15 +197,15 @@ def make_app(runs: Runs, scorer: Scorer | None, names: Sequence[str], token: str
 
     def look(query: Mapping[str, str]) -> dict[str, Any]:
         found = runs.get(query["run"])
-        progress = views.index(found).progress if query.get("index") else None
-        index = {**vars(progress), "notes": list(progress.notes)} if progress else None
-        return {**views.state(found).look(number(query, "seen", -1)), "index": index}
+        state = views.state(found).look(number(query, "seen", -1))
+        progress = views.index(found).progress  # begun after the first look, which is not to wait for it
+        return {**state, "index": {**vars(progress), "notes": list(progress.notes)}}
 
     def completions(query: Mapping[str, str]) -> dict[str, Any]:
         filters, index = filters_of(query), views.index(runs.get(query["run"]))
         version = index.progress.version
         if not filters.text or filters.verdict == "failed":
-            return {**index.page(filters, max(0, number(query, "offset"))), "version": version}
+            return {**index.page(filters, max(0, number(query, "offset", 0))), "version": version}
         before = (number(query, "before_round"), number(query, "before_shard")) if "before_round" in query else None
         return {**index.search(filters, before), "version": version}
 
@@ -253,12 +254,12 @@ def json_answer(question: Callable[[Mapping[str, str]], dict[str, Any]]) -> Call
     return answer
 
 
-def number(query: Mapping[str, str], name: str, default: int = 0) -> int:
-    """Raises ConfigError where it is no whole number that a database holds."""
+def number(query: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Raises ConfigError where it is no whole number that a database holds, or missing and without a default."""
     text = query.get(name, "")
-    if not text:
+    if not text and default is not None:
         return default
-    if not text.lstrip("-").isdecimal() or len(text) > 9:
+    if not re.fullmatch(r"-?[0-9]{1,9}", text):
         raise ConfigError(f"{name} must be a whole number, not {text!r}.")
     return int(text)
 

@@ -98,27 +98,29 @@ class Filters:
                 raise ConfigError(f"{name} is one of {', '.join(filter(None, known))}, not {getattr(self, name)!r}.")
 
     def where(self) -> tuple[str, dict[str, Any]]:
-        """As SQL, but for `text`, and its values."""
-        given = {
-            "finish = $finish": self.finish or None,
-            "prompt_id = $prompt": self.prompt or None,
-            "round >= $first_round": self.first_round,
-            "round <= $last_round": self.last_round,
-            "reward >= CAST($least_reward AS FLOAT)": self.least_reward,
-            "reward <= CAST($most_reward AS FLOAT)": self.most_reward,
-        }
-        parts = [sql for sql, value in given.items() if value is not None]
-        if self.verdict in ("right", "wrong"):
-            parts.append("is_right" if self.verdict == "right" else "NOT is_right")
-        names = (re.search(r"\$(\w+)", sql) for sql in given)
-        values = {match[1]: value for match, value in zip(names, given.values(), strict=True) if match and value is not None}
-        return " AND ".join(parts) or "true", values
+        """As SQL, but for `text`, and its values. Groups that failed have no more than a round and a prompt."""
+        given: list[tuple[str, str, Any]] = [
+            ("prompt", "prompt_id = $prompt", self.prompt or None),
+            ("first_round", "round >= $first_round", self.first_round),
+            ("last_round", "round <= $last_round", self.last_round),
+        ]
+        if self.verdict != "failed":
+            given += [
+                ("finish", "finish = $finish", self.finish or None),
+                ("least_reward", "reward >= CAST($least_reward AS FLOAT)", self.least_reward),
+                ("most_reward", "reward <= CAST($most_reward AS FLOAT)", self.most_reward),
+                ("verdict", "is_right = $verdict", {"right": True, "wrong": False}.get(self.verdict)),
+            ]
+        known = [each for each in given if each[2] is not None]
+        return " AND ".join(sql for _, sql, _ in known) or "true", {name: value for name, _, value in known}
 
 
 @dataclass
 class Progress:
     """How far the index is."""
 
+    is_whole: bool = False
+    """Whether every round was looked at once, so that `num_sealed` counts all of them."""
     num_sealed: int = 0
     """Shards that were found sealed."""
     num_read: int = 0
@@ -187,7 +189,11 @@ class Index:
             self._look(index, cursor)
         for index in reversed(indices):
             wanted += self._look(index, cursor)
+            if wanted and not self._seals:  # the first thing that somebody wants to see
+                self._read(dict(wanted[:BATCH]), cursor)
+                wanted = wanted[BATCH:]
         self.progress.num_sealed = len(self._seals) + len(wanted)
+        self.progress.is_whole = True
         for start in range(0, len(wanted), BATCH):
             if self._closed.is_set():
                 return
@@ -242,6 +248,7 @@ class Index:
         self._files.update(files)
         self._seals.update(seals)
         self.progress.num_read = len(self._seals)
+        self.progress.num_sealed = max(self.progress.num_sealed, len(self._seals))
         self.progress.version += 1
 
     def _insert(self, files: dict[Shard, str], cursor: duckdb.DuckDBPyConnection) -> None:
@@ -282,14 +289,11 @@ class Index:
         """PAGE completions (or failed groups) from `offset` on, with the beginning of their texts, and how many there
         are in all. `filters.text` is not looked at."""
         where, values = filters.where()
-        table, columns = "completions", COLUMNS
         if filters.verdict == "failed":
-            table, columns = "failed", "round, shard, position, prompt_id, cause"
-            kept = {name: value for name, value in values.items() if name in ("prompt", "first_round", "last_round")}
-            where, values = " AND ".join(p for p in where.split(" AND ") if any(f"${n}" in p for n in kept)) or "true", kept
-        order = ORDERS["newest"] if table == "completions" else "round DESC, shard DESC, position"
-        if table == "completions" and filters.order != "newest":
-            order = f"{ORDERS[filters.order]}, {order}"
+            table, columns, order = "failed", "round, shard, position, prompt_id, cause", "round DESC, shard DESC, position"
+        else:
+            table, columns = "completions", COLUMNS
+            order = ", ".join(dict.fromkeys((ORDERS[filters.order], ORDERS["newest"])))
         cursor = self._database.cursor()
         (total,) = cursor.execute(f"SELECT count(*) FROM {table} WHERE {where}", values).fetchone() or (0,)
         rows = fetch(
@@ -349,11 +353,12 @@ class Index:
         if not hits:
             return []
         sql = (
-            f"SELECT {COLUMNS} FROM completions WHERE {where} AND round BETWEEN $low AND $high "
-            f"AND (round, position, idx) IN (SELECT unnest($hits)) ORDER BY {ORDERS['newest']}"
+            "WITH hits AS (SELECT unnest($r) AS round, unnest($p) AS position, unnest($i) AS idx) "
+            f"SELECT {COLUMNS} FROM completions JOIN hits USING (round, position, idx) "
+            f"WHERE {where} AND round BETWEEN $low AND $high ORDER BY {ORDERS['newest']}"
         )
-        rounds = [round for round, _, _ in hits]
-        return fetch(cursor.execute(sql, {**values, "low": min(rounds), "high": max(rounds), "hits": hits}))
+        r, p, i = (list(each) for each in zip(*hits, strict=True))
+        return fetch(cursor.execute(sql, {**values, "r": r, "p": p, "i": i, "low": min(r), "high": max(r)}))
 
     def _add_texts(self, rows: Sequence[dict[str, Any]], cursor: Any, around: str = "", length: int = 160) -> None:
         """Puts the beginning of each text into its row, or the part around what was searched for."""

@@ -57,16 +57,16 @@ class Metrics:
         step = int(record["step"])
         row = self._row_of.setdefault(step, len(self._row_of))
         self.version += 1
-        for values in self._columns.values():
-            if row == len(values):
-                values.append(math.nan)
+        for name in record.keys() - self._columns.keys():
+            if isinstance(record[name], int | float):
+                self._columns[name] = array("d", [math.nan]) * len(self._row_of)
+        for name, values in self._columns.items():
+            value = record.get(name, math.nan)
+            number = value if isinstance(value, int | float) else math.nan
+            if row < len(values):
+                values[row] = number
             else:
-                values[row] = math.nan
-        for name, value in record.items():
-            if isinstance(value, int | float):
-                if name not in self._columns:
-                    self._columns[name] = array("d", [math.nan]) * len(self._row_of)
-                self._columns[name][row] = value
+                values.append(number)
 
     def __len__(self) -> int:
         return len(self._row_of)

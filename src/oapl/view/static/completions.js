@@ -40,6 +40,9 @@ export class Completions {
     const choice = (name, label, options) =>
       el("label", {}, label, el("select", { name }, options.map(([value, text]) => el("option", { value }, text))));
     const field = (name, label, type, more = {}) => el("label", {}, label, el("input", { name, type, ...more }));
+    const range = (label, first, last, more) =>
+      el("div", { class: "range", role: "group", "aria-label": label },
+        el("label", {}, `${label} from`, el("input", { name: first, type: "number", ...more })), el("label", {}, "to", el("input", { name: last, type: "number", ...more })));
     const form = el(
       "form",
       { class: "filters", role: "search", "aria-label": "Completions" },
@@ -48,10 +51,8 @@ export class Completions {
       choice("finish", "end", [["", "any"], ["stop", "stop"], ["length", "truncated"]]),
       choice("order", "order", [["", "newest"], ["likely", "likeliest a token"], ["rare", "least likely a token"], ["longest", "longest"], ["best", "highest reward"], ["worst", "lowest reward"]]),
       field("prompt", "prompt", "text", { placeholder: "train/17", size: 10, maxlength: 100 }),
-      field("first_round", "rounds from", "number", { min: 0, max: 99999999 }),
-      field("last_round", "to", "number", { min: 0, max: 99999999 }),
-      field("least_reward", "reward from", "number", { step: "any" }),
-      field("most_reward", "to", "number", { step: "any" }),
+      range("rounds", "first_round", "last_round", { min: 0, max: 99999999 }),
+      range("reward", "least_reward", "most_reward", { step: "any" }),
       el("button", { type: "submit", class: "main" }, "Show"),
       el("button", { type: "button", click: () => go(Object.fromEntries([...FIELDS, "offset"].map((name) => [name, ""]))) }, "Clear"),
     );
@@ -221,8 +222,9 @@ class Column {
     }
     const said = [];
     if (this.answer && this.isSearch) said.push(`${number(this.rows.length)} found; ${number(this.answer.searched)} of ${number(this.answer.shards)} shards read, newest first.`);
-    else if (this.answer && this.rows.length === 0) said.push(this.index && this.index.num_read === 0 ? "No shard is sealed yet." : "None such.");
-    if (this.index && this.index.num_read < this.index.num_sealed) said.push(`The index has ${number(this.index.num_read)} of ${number(this.index.num_sealed)} shards; newest first.`);
+    else if (this.answer && this.rows.length === 0) said.push(!this.index?.is_whole ? "" : this.index.num_sealed === 0 ? "No shard is sealed yet." : "None such.");
+    if (!this.index?.is_whole) said.push("The index is being made.");
+    else if (this.index.num_read < this.index.num_sealed) said.push(`The index has ${number(this.index.num_read)} of ${number(this.index.num_sealed)} shards; newest first.`);
     const text = said.join(" ");
     if (this.status.textContent !== text) this.status.textContent = text;
   }

@@ -6,6 +6,7 @@ import { address, ago, ask, el, go, number, put, say, svg } from "./dom.js";
 import { Opened } from "./group.js";
 
 const EVERY_MS = 1500;
+const AT_FIRST_EVERY_MS = 300;
 const HIDDEN_EVERY_MS = 15000;
 const WIRE = [
   ["trained", "trained on"],
@@ -24,6 +25,7 @@ class Followed {
     this.completions = new Completions(names);
     this.opened = new Opened((...given) => this.completions.step(...given));
     this.overview = el("div", {});
+    this.parts = new Map();
     this.node = el("div", { class: "followed" }, this.head(names_of_all), this.overview, this.charts.node, this.completions.node, this.tail());
     this.tick();
   }
@@ -46,7 +48,8 @@ class Followed {
       if (this.stopped) return;
       document.getElementById("connection").textContent = `no answer: ${error.message}`;
     }
-    const wait = document.hidden ? HIDDEN_EVERY_MS : Math.max(EVERY_MS, 4 * (Date.now() - started));
+    const every = this.states.every((state) => state?.index.num_read > 0 || state?.index.is_whole) ? EVERY_MS : AT_FIRST_EVERY_MS;
+    const wait = document.hidden ? HIDDEN_EVERY_MS : Math.max(every, 4 * (Date.now() - started));
     this.timer = setTimeout(() => this.tick(), wait);
   }
 
@@ -58,7 +61,7 @@ class Followed {
       if (before && before.step !== answer.step && answers.length === 1) say(`step ${answer.step} of ${answer.num_steps}`);
       this.states[at] = { curves: before?.curves, charts: before?.charts, seconds: before?.seconds, ...answer };
     });
-    put(this.overview, this.describe());
+    this.describe();
     if (isNew) {
       const charts = new Map();
       for (const state of this.states) {
@@ -71,6 +74,33 @@ class Followed {
     }
     answers.forEach((answer, at) => this.completions.follow(at, answer.index));
     this.showSettings();
+  }
+
+  // A part of the overview, made anew only where what it shows has changed, so that focus and selection stay.
+  part(name, value, make) {
+    const said = JSON.stringify(value);
+    const known = this.parts.get(name);
+    if (known?.said === said) return known.node;
+    const node = make(value) || el("div", {});
+    if (known) {
+      const selector = "summary, [tabindex], a";
+      const at = [...known.node.querySelectorAll(selector)].indexOf(document.activeElement);
+      known.node.replaceWith(node);
+      if (at >= 0) node.querySelectorAll(selector)[at]?.focus();
+    }
+    this.parts.set(name, { said, node });
+    return node;
+  }
+
+  card({ name, status, step, num_steps, card: facts, active_at }) {
+    const node = this.part(`card ${name}`, { status, step, num_steps, card: facts }, card);
+    node.querySelector(".life").textContent = ` · last sign of life ${ago(active_at)}`;
+    return node;
+  }
+
+  describe() {
+    const pieces = this.pieces();
+    if (!this.overview.firstChild) put(this.overview, this.layout(pieces));
   }
 
   showSettings() {
@@ -109,15 +139,20 @@ export class RunPage extends Followed {
     return el("div", { class: "bar" }, el("h2", {}, this.names[0]), others.length > 0 && el("label", {}, "beside ", compare));
   }
 
-  describe() {
+  pieces() {
     const [state] = this.states;
-    return [
-      card(state),
-      notes([...state.notes, ...(state.index?.notes || [])]),
-      el("div", { class: "pair" }, wire(state.wire), load(state.load)),
-      rounds(state.rounds),
-      scores(state.scores),
-    ];
+    return {
+      card: this.card(state),
+      notes: this.part("notes", [...state.notes, ...(state.index?.notes || [])], notes),
+      wire: this.part("wire", state.wire, wire),
+      load: this.part("load", state.load, load),
+      rounds: this.part("rounds", state.rounds, rounds),
+      scores: this.part("scores", state.scores, scores),
+    };
+  }
+
+  layout({ card, notes, wire, load, rounds, scores }) {
+    return [card, notes, el("div", { class: "pair" }, wire, load), rounds, scores];
   }
 }
 
@@ -131,19 +166,30 @@ export class ComparePage extends Followed {
     return el("div", { class: "bar" }, el("h2", {}, "Two runs"), pick("a", 0), pick("b", 1));
   }
 
-  describe() {
-    const [a, b] = this.states;
-    const differing = Object.keys({ ...a.settings, ...b.settings }).filter((key) => a.settings[key] !== b.settings[key]);
-    return [
-      el("div", { class: "columns" }, this.states.map((state, at) =>
-        el("div", { class: "column" }, el("h3", { class: `run${at}` }, el("a", { href: address("run", { run: state.name }) }, state.name)), card(state), wire(state.wire), load(state.load), scores(state.scores)))),
-      notes(this.states.flatMap((state) => state.notes)),
-      el("section", { class: "card", "aria-label": "Settings that differ" }, el("h3", {}, "Settings that differ"),
-        differing.length === 0 ? el("p", {}, "None.") : el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Settings that differ" }, el("table", {},
-          el("thead", {}, el("tr", {}, ["setting", ...this.names].map((name) => el("th", { scope: "col" }, name)))),
-          el("tbody", {}, differing.map((key) => el("tr", {}, el("th", { scope: "row" }, key), this.states.map((state) => el("td", {}, state.settings[key] ?? "–")))))))),
-    ];
+  pieces() {
+    return {
+      columns: this.states.map((state, at) => [
+        this.card(state),
+        ...Object.entries({ wire, load, scores }).map(([name, make]) => this.part(`${name} ${at}`, state[name], make)),
+      ]),
+      notes: this.part("notes", this.states.flatMap((state) => [...state.notes, ...(state.index?.notes || [])]), notes),
+      differing: this.part("differing", this.states.map((state) => [state.name, state.settings]), differing),
+    };
   }
+
+  layout({ columns, notes, differing }) {
+    const column = (state, at) =>
+      el("div", { class: "column" }, el("h3", { class: `run${at}` }, el("a", { href: address("run", { run: state.name }) }, state.name)), columns[at]);
+    return [el("div", { class: "columns" }, this.states.map(column)), notes, differing];
+  }
+}
+
+function differing([[a, settings], [b, others]]) {
+  const keys = Object.keys({ ...settings, ...others }).filter((key) => settings[key] !== others[key]);
+  return el("section", { class: "card", "aria-label": "Settings that differ" }, el("h3", {}, "Settings that differ"),
+    keys.length === 0 ? el("p", {}, "None.") : el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table of settings that differ" }, el("table", {},
+      el("thead", {}, el("tr", {}, ["setting", a, b].map((name) => el("th", { scope: "col" }, name)))),
+      el("tbody", {}, keys.map((key) => el("tr", {}, el("th", { scope: "row" }, key), [settings, others].map((each) => el("td", {}, each[key] ?? "–"))))))));
 }
 
 function card(state) {
@@ -151,7 +197,7 @@ function card(state) {
   return el(
     "section",
     { class: `card now ${status.kind}`, "aria-label": "Status" },
-    el("p", { class: "status" }, el("b", { class: `kind ${status.kind}` }, status.kind), " ", status.text, el("span", { class: "quiet" }, ` · last sign of life ${ago(state.active_at)}`)),
+    el("p", { class: "status" }, el("b", { class: `kind ${status.kind}` }, status.text), el("span", { class: "quiet life" })),
     el("progress", { max: num_steps, value: step, "aria-label": "Steps" }),
     el("dl", { class: "facts" }, state.card.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
   );
@@ -161,6 +207,7 @@ function notes(texts) {
   return texts.length > 0 && el("ul", { class: "card notes" }, texts.map((text) => el("li", {}, text)));
 }
 
+// `ago` is said when the part is made: a lease's beat is news, and makes it anew.
 function wire(all) {
   const cell = (kind, i) => svg("rect", { x: 10 * (i % 50), y: 12 * Math.floor(i / 50), width: 8, height: 10, rx: 2, class: kind });
   const shown = all.map((round) => {
