@@ -11,26 +11,12 @@ the index is made, and once it is there. A file's first read is from the disk or
 
 from __future__ import annotations
 
-import argparse
-import http.client
-import json
 import os
-import shutil
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import numpy as np
-from machine import write_results
-from rich.console import Console
-from rich.table import Table
 
 from oapl.config import dump_recipe, load_recipe
 from oapl.store import RunFolder
@@ -80,7 +66,9 @@ def make_run(folder: Path, num_completions: int) -> None:
         run.round(index).open(round)
         left = min(STEPS_PER_ROUND, num_shards - index * STEPS_PER_ROUND)
         for number in range(left):
-            groups = [make_group(rng, pool, position, round.prompt_ids[position]) for position in round.positions(number)]
+            groups = [
+                make_group(rng, pool, position, round.prompt_ids[position]) for position in round.positions(number)
+            ]
             failed: tuple[FailedGroup, ...] = ()
             if index == number == 0:
                 groups[0] = replace(groups[0], texts=(RARE_TEXT, *groups[0].texts[1:]))

@@ -5,7 +5,6 @@ The browser tests leave pictures for a person in tests/screenshots.
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
 import math
@@ -22,6 +21,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import browser
 from helpers import flip_a_bit, make_group, make_round
 from oapl.cli import main
 from oapl.config import dump_recipe, load_recipe
@@ -569,29 +569,16 @@ class Page:
         return self.value("document.documentElement.scrollWidth - window.innerWidth")
 
     def picture(self, name: str) -> None:
-        SCREENSHOTS.mkdir(exist_ok=True)
-        size = self.value("[window.innerWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
-        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         path = SCREENSHOTS / f"{name}.png"
-        path.write_bytes(base64.b64decode(shot["data"]))
+        browser.take_picture(self.driver, path)
         print(f"screenshot: {path}")
 
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Any]:
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not chromedriver:
-        pytest.skip("no chromium and chromedriver here: apt-get install chromium chromium-driver")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium here: pip install selenium")
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for option in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
-        options.add_argument(f"--{option}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
+    if (problem := browser.missing()) is not None:
+        pytest.skip(problem)
+    driver = browser.open_chromium()
     yield driver
     driver.quit()
 

@@ -5,11 +5,9 @@ The browser tests leave pictures for a person in tests/screenshots.
 
 from __future__ import annotations
 
-import base64
-import http.client
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import browser
+
 pytest.importorskip("duckdb", reason="no duckdb here: pip install 'oapl[view]'")
 pytest.importorskip("starlette", reason="no starlette here: pip install 'oapl[view]'")
 
@@ -31,10 +31,10 @@ from starlette.testclient import TestClient
 from helpers import make_completion, make_group, make_round
 from oapl.cli import main
 from oapl.config import dump_recipe, load_recipe
-from oapl.errors import ConfigError, StoreError
+from oapl.errors import ConfigError
 from oapl.report.completions import TokenScores
 from oapl.store import RunFolder
-from oapl.types import Completion, FailedGroup, Group, PolicyRef, Shard
+from oapl.types import FailedGroup, Group, PolicyRef, Shard
 from oapl.view.app import make_app
 from oapl.view.index import Filters, Index
 from oapl.view.metrics import Metrics, last_record
@@ -52,7 +52,9 @@ TOKEN = "a-token-of-43-characters-that-nobody-guesses"
 WAIT_S = 60.0
 
 
-def make_run(folder: Path, *, rounds: int = 2, sync: int = 3, trained: int = 4, seed: int = 0, **task: Any) -> RunFolder:
+def make_run(
+    folder: Path, *, rounds: int = 2, sync: int = 3, trained: int = 4, seed: int = 0, **task: Any
+) -> RunFolder:
     """Rounds of `sync` shards of two groups of four answers; the last group of round 0 could not be graded."""
     sizes = {"num_steps": rounds * sync, "weight_sync_steps": sync, "prompts_per_step": 2}
     recipe = load_recipe(RECIPE, {"seed": seed, "trainer": sizes, "sampling": {"num_generations": 4}, "task": task})
@@ -81,9 +83,7 @@ def add_shard(run: RunFolder, index: int, number: int, *, failing: bool = False)
 
 def answers_group(position: int) -> Group:
     ends = ("stop", "stop", "length", "stop")
-    completions = [
-        make_completion([8, 9, 10], [mean] * 3, end) for mean, end in zip(MEANS, ends, strict=True)
-    ]
+    completions = [make_completion([8, 9, 10], [mean] * 3, end) for mean, end in zip(MEANS, ends, strict=True)]
     group = make_group(position, REWARDS, prompt_ids=[3, 8, 4], completions=completions)
     return replace(group, texts=ANSWERS, prompt=f"use 1 2 3 make {position}\n")
 
@@ -138,7 +138,9 @@ def index(run: RunFolder, tmp_path: Path) -> Iterator[Index]:
     index.close()
 
 
-def client_of(folder: Path, scorer: Any = None, token: str | None = None, base: str = "http://127.0.0.1:8760") -> TestClient:
+def client_of(
+    folder: Path, scorer: Any = None, token: str | None = None, base: str = "http://127.0.0.1:8760"
+) -> TestClient:
     names = ["localhost"] if token is None else ["localhost", "trainer.example"]
     return TestClient(make_app(Runs([folder]), scorer, names, token, 8760), base_url=base, follow_redirects=False)
 
@@ -150,7 +152,9 @@ def client(run: RunFolder) -> Iterator[TestClient]:
 
 
 def completions(client: TestClient, num_read: int = 6, **query: Any) -> dict[str, Any]:
-    wait_for(lambda: client.get("/api/state", params={"run": NAME}).json()["index"]["num_read"] == num_read, "the index")
+    wait_for(
+        lambda: client.get("/api/state", params={"run": NAME}).json()["index"]["num_read"] == num_read, "the index"
+    )
     answer = client.get("/api/completions", params={"run": NAME, **query})
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -218,10 +222,12 @@ def test_a_search_that_is_gone_on_with_finds_each_completion_once(run: RunFolder
     wait_for(lambda: index.progress.num_read == 18, "the index")
     first = index.search(Filters(text="="))  # in every answer, so in 8 of a shard
     assert len(first["rows"]) == 7 * 8  # as many shards as fill a page of 50
-    assert first["before"] is not None
-    second = index.search(Filters(text="="), tuple(first["before"]))
+    rows, found = list(first["rows"]), first
+    while found["before"] is not None:
+        found = index.search(Filters(text="="), tuple(found["before"]))
+        rows += found["rows"]
     index.close()
-    keys = [(row["round"], row["position"], row["idx"]) for row in first["rows"] + second["rows"]]
+    keys = [(row["round"], row["position"], row["idx"]) for row in rows]
     assert len(keys) == len(set(keys)) == 18 * 8
     assert keys == sorted(keys, key=lambda key: (-key[0], -(key[1] // 2), key[1], key[2]))
 
@@ -251,7 +257,9 @@ def test_the_graders_own_score_says_what_is_right_where_other_rewards_are_added(
         run.round(1).set_shard_aside(number)
     round = run.round(1).load()
     group = answers_group(0)
-    scored = tuple(replace(v, reward=0.5, scores={"math": 1.0 if i == 2 else 0.0}) for i, v in enumerate(group.verdicts))
+    scored = tuple(
+        replace(v, reward=0.5, scores={"math": 1.0 if i == 2 else 0.0}) for i, v in enumerate(group.verdicts)
+    )
     run.round(1).write_shard(round, 0, Shard((replace(group, verdicts=scored),), (), 1.0, 0.1, 0.0))
     index = Index(run, 1.0, "math", tmp_path / "index")
     wait_for(lambda: index.progress.num_read == 4, "the index")
@@ -411,7 +419,9 @@ def test_only_get_and_head_are_answered(client: TestClient, method: str):
     assert client.head("/").status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8760", "127.0.0.1.evil.example", "10.0.0.1:8760", "a@localhost", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8760", "127.0.0.1.evil.example", "10.0.0.1:8760", "a@localhost", ""]
+)
 def test_a_name_that_is_not_ours_is_refused(client: TestClient, host: str):
     assert client.get("/api/runs", headers={"host": host}).status_code == 421
     for own in ("localhost:8760", "127.0.0.1:9000", "[::1]:8760"):  # whatever the port: it may be forwarded
@@ -454,7 +464,14 @@ def test_every_answer_forbids_foreign_scripts_frames_and_guessed_types(client: T
 
 def test_without_the_token_nothing_is_answered_and_with_it_a_cookie_takes_its_place(run: RunFolder):
     with client_of(Path(run.path).parent, token=TOKEN, base="http://trainer.example:8760") as client:
-        for path in ("/", "/static/view.js", "/api/runs", "/?token=", f"/?token={TOKEN[:-1]}x", f"/api/runs?token={TOKEN}"):
+        for path in (
+            "/",
+            "/static/view.js",
+            "/api/runs",
+            "/?token=",
+            f"/?token={TOKEN[:-1]}x",
+            f"/api/runs?token={TOKEN}",
+        ):
             assert client.get(path).status_code == 401
         assert client.get("/", headers={"cookie": "oapl_view_8760=wrong"}).status_code == 401
         answer = client.get(f"/?token={TOKEN}")
@@ -483,3 +500,323 @@ def test_a_folder_that_is_not_there_and_a_missing_package_are_told(
 def test_the_page_weighs_less_than_a_megabyte():
     static = Path(make_app.__code__.co_filename).parent / "static"
     assert sum(path.stat().st_size for path in static.iterdir()) < 1_000_000
+
+
+# In a browser, on a folder with a run that goes on
+
+
+class Server:
+    """`oapl view` in a process of its own."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "oapl", "view", *words, "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stdout is not None
+        match = re.search(r"http://\S+", self.process.stdout.readline())
+        assert match is not None
+        self.url = match[0]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    if (problem := browser.missing()) is not None:
+        pytest.skip(problem)
+    driver = browser.open_chromium()
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs, with one that is there."""
+    folder = tmp_path_factory.mktemp("view") / "runs"
+    make_run(folder / "one<i>", rounds=30)  # long enough for a second page
+    return folder
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path, driver: Any) -> Iterator[str]:
+    """The name of a run that is trained while the tests look at it."""
+    settings = {
+        "trainer.num_steps": 20,
+        "trainer.weight_sync_steps": 5,
+        "trainer.prompts_per_step": 4,
+        "sampling.num_generations": 4,
+        "evaluation.num_prompts": 4,
+        "evaluation.num_generations": 4,
+        "trainer.num_threads": 1,
+        "engine.num_threads": 1,
+    }
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "oapl", "train", str(RECIPE), "--run_dir", str(folder / "live"), *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    yield "live"
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        process.wait(WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    server = Server(str(folder))
+    yield server
+    assert server.stop() == 0
+
+
+class Page:
+    """The page in the browser; whatever a test did, the console must have stayed silent."""
+
+    def __init__(self, driver: Any, url: str) -> None:
+        self.driver, self.url = driver, url
+
+    def open(self, state: str) -> None:
+        browser.set_window(self.driver, 1200, 800)
+        self.prefer("light")
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.url}{state}")
+
+    def prefer(self, theme: str) -> None:
+        media = [{"name": "prefers-color-scheme", "value": theme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+
+    def value(self, expression: str) -> Any:
+        return self.driver.execute_script(f"return {expression}")
+
+    def wait(self, condition: str) -> Any:
+        return wait_for(lambda: self.value(condition), condition)
+
+    def text(self, selector: str) -> str:
+        return str(
+            self.driver.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        )
+
+    def click(self, selector: str) -> None:
+        self.driver.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+    def press(self, *keys: str) -> None:
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        for key in keys:
+            ActionChains(self.driver).send_keys(key).perform()
+
+    def picture(self, name: str, whole: bool = True) -> None:
+        browser.take_picture(self.driver, SCREENSHOTS / f"view-{name}.png", whole)
+
+    def findings(self) -> list[str]:
+        """What axe-core finds serious or critical, where its package is here."""
+        spec = find_spec("axe_playwright_python")
+        if spec is None or not spec.submodule_search_locations:
+            pytest.skip("no axe-core here: pip install axe-playwright-python")
+        script = Path(spec.submodule_search_locations[0], "axe.min.js").read_text()
+        self.driver.execute_script(script)
+        found = self.driver.execute_async_script(
+            "axe.run(document, {resultTypes: ['violations']}).then(arguments[arguments.length - 1])"
+        )
+        return [
+            f"{each['id']}: {node['html'][:120]} {node['failureSummary'][:200]}"
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"]
+        ]
+
+
+@pytest.fixture
+def page(driver: Any, server: Server) -> Iterator[Page]:
+    page = Page(driver, server.url)
+    driver.get_log("browser")
+    yield page
+    assert driver.get_log("browser") == []
+
+
+ROWS = "document.querySelectorAll('a.row').length"
+OTHER = "one%3Ci%3E"
+
+
+@pytest.mark.slow
+def test_a_new_run_appears_and_is_followed_to_its_end(page: Page, folder: Path, live: str):
+    page.open("#runs")
+    page.wait("[...document.querySelectorAll('.list th a')].some((a) => a.textContent === 'live')")
+    page.picture("list")
+    page.driver.execute_script(
+        "[...document.querySelectorAll('.list th a')].find((a) => a.textContent === 'live').click()"
+    )
+    page.wait(f"{ROWS} > 0")
+    page.wait("document.querySelectorAll('.strip rect').length === 5")
+    page.wait("document.querySelector('.curve.run0')")
+    steps = "Number(document.querySelector('progress')?.value)"
+    seen = page.wait(f"{steps} > 0 && {steps}")
+    first = page.value("document.querySelector('a.row').dataset.key")
+    page.picture("live")
+    page.wait(f"{steps} > {seen}")
+    page.wait(f"document.querySelector('a.row').dataset.key !== '{first}'")  # newer ones have landed
+    page.wait("document.querySelector('.kind.finished')")
+    assert page.text(".now .status").startswith("finished, 20 steps")
+    page.wait("document.querySelector('[aria-label=\"pass@k\"]')")
+    page.wait(f"{ROWS} === 50 && document.querySelector('.pager').textContent.includes('of 320')")
+    page.picture("finished")
+
+
+@pytest.mark.slow
+def test_a_completion_shows_how_far_the_newest_policy_moved_each_token(page: Page, folder: Path, live: str):
+    page.open("#run?run=live&first_round=0&last_round=0&verdict=wrong&order=likely")
+    page.wait(f"{ROWS} > 0")
+    page.click("a.row")
+    page.wait("document.querySelector('.scored')")
+    assert re.match(r"log-ratio .* nats: policy \d+, the newest sealed, against policy 0", page.text(".scored"))
+    assert page.value("document.querySelectorAll('#completion-text span[data-token]').length") > 1
+    text = page.text("#completion-text")
+    page.picture("completion", whole=False)
+    page.driver.execute_script("document.getElementById('completion-text').focus()")
+    page.press("\ue014")  # right arrow
+    assert page.text(".reading").startswith("token 1 ")
+    permanent = page.value("document.querySelector('.permanent').href")
+    page.driver.get("about:blank")
+    page.driver.get(permanent)
+    page.wait("document.querySelector('#completion-text')?.textContent")
+    page.wait("document.querySelector('.scored')")
+    assert page.text("#completion-text") == text  # the link opens this very one
+
+
+def test_presets_filter_and_every_state_has_an_address(page: Page):
+    page.open(f"#run?run={OTHER}")
+    page.wait(f"{ROWS} === 50")
+    page.click(".presets button:nth-child(2)")
+    page.wait("document.querySelectorAll('.row .mark.wrong').length === 50")
+    assert "verdict=wrong" in page.driver.current_url
+    assert page.value("document.querySelector('[name=order]').value") == "likely"
+    page.click(".pager button")
+    page.wait("location.hash.includes('offset=50')")
+    page.driver.back()
+    page.driver.back()
+    page.wait("document.querySelector('[name=order]').value === ''")
+    page.click(".presets button:nth-child(5)")
+    page.wait("document.querySelector('.snippet')?.textContent.startsWith('timed out')")
+    page.click("a.row")
+    page.wait("document.querySelector('dialog[open] dl.facts')")
+    assert "not graded" in page.text("dialog dl.facts")
+    page.open(f"#run?run={OTHER}&text=1%2B2%3D3")
+    page.wait(f"{ROWS} >= 50")
+    page.click(".go-on")
+    page.wait(f"{ROWS} > 60")
+
+
+def test_a_hostile_completion_is_text(page: Page):
+    page.open(f"#run?run={OTHER}&open=29.1.2")
+    page.wait(f"{ROWS} === 50 && document.querySelector('#completion-text')?.textContent")
+    assert page.text("#completion-text") == HOSTILE
+    assert page.value("document.querySelectorAll('#completion-text *').length") == 0
+    page.press("k")  # the one before it in the list
+    page.wait("location.hash.includes('open=29.1.1')")
+    page.wait("document.querySelectorAll('#completion-text .code').length === 3")
+    assert page.text("#completion-text") == "2*2=4 U+202EabcU+200BU+001B[31m"
+    page.picture("hostile", whole=False)
+    page.open(f"#run?run={OTHER}&verdict=failed")
+    page.wait("document.querySelector('.snippet')?.textContent.includes('<script>')")
+    assert page.value("window.hacked === undefined")
+
+
+def test_injected_markup_would_be_refused_by_the_browser(page: Page):
+    page.open("#runs")
+    page.wait("document.querySelector('.list')")
+    refused = page.value(
+        "(() => { try { document.body.innerHTML = '<b>x</b>'; return 'taken'; } catch (e) { return e.name; } })()"
+    )
+    assert refused == "TypeError"
+    assert any("TrustedHTML" in entry["message"] for entry in page.driver.get_log("browser"))
+
+
+@pytest.mark.slow
+def test_two_runs_stand_side_by_side(page: Page, live: str):
+    page.open("#runs")
+    page.wait("document.querySelectorAll('.list input').length === 2")
+    page.driver.execute_script("document.querySelectorAll('.list input').forEach((box) => box.click())")
+    page.click("main button.main")
+    page.wait("document.querySelectorAll('.curve.run1').length > 0")
+    page.wait("document.querySelectorAll('.column .rows').length === 2")
+    page.wait(f"{ROWS} > 50")
+    assert "trainer.num_steps" in page.text("[aria-label='Settings that differ']")
+    page.picture("two")
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "ready"),
+    [
+        ("list", "#runs", "document.querySelectorAll('.list input').length > 0"),
+        ("run", f"#run?run={OTHER}", f"{ROWS} > 0 && document.querySelector('.curve')"),
+        ("completion", f"#run?run={OTHER}&open=29.1.1", "document.querySelector('.why')"),
+        ("two", f"#compare?a={OTHER}&b={OTHER}", f"{ROWS} > 0 && document.querySelector('.curve')"),
+    ],
+)
+def test_axe_finds_nothing_serious_and_a_phone_needs_no_scrolling_sideways(
+    page: Page, name: str, state: str, ready: str
+):
+    page.open(state)
+    page.wait(ready)
+    for theme, background in (("light", "rgb(246, 247, 249)"), ("dark", "rgb(16, 19, 26)")):
+        page.prefer(theme)
+        page.wait(f"getComputedStyle(document.body).backgroundColor === '{background}'")
+        assert page.findings() == [], theme
+    browser.set_window(page.driver, 360, 740, mobile=True)
+    page.wait("document.documentElement.clientWidth === 360")
+    assert page.value("document.documentElement.scrollWidth") <= 360
+    assert page.value("(document.querySelector('dialog[open]') ?? document.body).scrollWidth") <= 360
+    page.picture(f"phone-{name}", whole=name != "completion")
+
+
+def test_the_keyboard_alone_does(page: Page):
+    page.open(f"#run?run={OTHER}")
+    page.wait(f"{ROWS} === 50")
+    page.press("\ue004")  # Tab
+    assert page.value("document.activeElement.id") == "skip"
+    page.press("/")
+    assert page.value("document.activeElement.id") == "search"
+    page.press(*"onerror", "\ue007")  # Enter
+    page.wait("[...document.querySelectorAll('.snippet')].every((each) => each.textContent.includes('onerror'))")
+    page.press("\ue00c")  # Esc leaves the field
+    page.press("j", "j")
+    key = page.value("document.activeElement.dataset.key")
+    assert key == page.value("document.querySelectorAll('a.row')[1].dataset.key")
+    outline = page.value("getComputedStyle(document.activeElement).outlineWidth")
+    assert outline == "3px"
+    page.press("\ue007")
+    page.wait(f"location.hash.includes('open={key}') && document.querySelector('#completion-text')")
+    page.press("j")
+    page.wait(f"!location.hash.includes('open={key}')")
+    page.press("\ue00c")
+    page.wait("!location.hash.includes('open=') && !document.querySelector('dialog[open]')")
+    page.wait("document.activeElement.classList.contains('row')")
+    page.driver.execute_script("document.querySelector('svg.plot').focus()")
+    page.press("\ue012")  # left arrow: the step before the newest
+    assert "step 3" in page.text(".chart .legend")
+
+
+def test_nothing_is_fetched_from_elsewhere_and_little_from_here(page: Page):
+    page.driver.get_log("performance")
+    page.open(f"#run?run={OTHER}")
+    page.wait(f"{ROWS} === 50")
+    events = [json.loads(entry["message"])["message"] for entry in page.driver.get_log("performance")]
+    urls = {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}
+    assert all(url.startswith((page.url, "about:blank")) for url in urls)
+    assert any(url.endswith("/static/view.js") for url in urls)
+    weight = sum(e["params"]["encodedDataLength"] for e in events if e["method"] == "Network.loadingFinished")
+    assert 10_000 < weight < 1_000_000
+
+
+def test_a_token_leaves_the_address_for_a_cookie(driver: Any, folder: Path):
+    server = Server(str(folder), "--host", "0.0.0.0")
+    port, token = re.search(r":(\d+)/\?token=([\w-]{43})$", server.url).groups()  # type: ignore[union-attr]
+    driver.get(f"http://127.0.0.1:{port}/?token={token}#run?run={OTHER}")
+    page = Page(driver, f"http://127.0.0.1:{port}/")
+    page.wait(f"{ROWS} === 50")
+    assert driver.current_url == f"http://127.0.0.1:{port}/#run?run={OTHER}"
+    assert page.value("document.cookie") == ""
+    driver.delete_all_cookies()
+    page.open("")
+    assert "The token is missing" in page.text("body")
+    driver.get_log("browser")  # which tells of the 401
+    assert server.stop() == 0

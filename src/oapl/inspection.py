@@ -123,7 +123,7 @@ class RoundFacts:
 def round_facts(
     run: RunFolder, indices: Sequence[int], metrics: Iterable[Mapping[str, Any]], steps_per_round: int
 ) -> list[RoundFacts]:
-    """Of these rounds, in their order; `metrics` are records of steps, of which those of other rounds are passed over."""
+    """Of these rounds, in their order; of the steps' records `metrics`, those of other rounds are passed over."""
     steps_of: dict[int, list[Mapping[str, Any]]] = {index: [] for index in indices}
     for record in metrics:
         if record["round"] in steps_of:

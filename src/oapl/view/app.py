@@ -27,7 +27,7 @@ from oapl.paths import StorePath
 from oapl.report.completions import Scorer, ShownGroup
 from oapl.report.page import finite
 from oapl.store.files import read_bytes
-from oapl.types import Group, SampledGroup
+from oapl.types import Group
 from oapl.view.access import Access, is_loopback, names_of_machine
 from oapl.view.index import Filters, Index
 from oapl.view.runs import Found, Runs
@@ -193,7 +193,7 @@ def make_app(runs: Runs, scorer: Scorer | None, names: Sequence[str], token: str
         shutil.rmtree(folder, ignore_errors=True)
 
     def list_runs(_: Mapping[str, str]) -> dict[str, Any]:
-        return {"runs": runs.cards(), "notes": runs.notes()}
+        return {"runs": runs.cards(), "notes": runs.notes(), "is_one": runs.is_one()}
 
     def look(query: Mapping[str, str]) -> dict[str, Any]:
         found = runs.get(query["run"])
@@ -292,9 +292,12 @@ def serve(paths: Sequence[StorePath], scorer: Scorer | None, host: str, port: in
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((host, port))
+        place.listen()  # before its address is told
     except OSError as error:
         place.close()
-        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}. Give another --host or --port.") from error
+        raise ConfigError(
+            f"cannot listen at {host}:{port}: {error.strerror}. Give another --host or --port."
+        ) from error
     port = place.getsockname()[1]
     token = None if is_loopback(host) else secrets.token_urlsafe(32)
     names = {"localhost"} if token is None else {"localhost", host, *names_of_machine()}

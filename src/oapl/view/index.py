@@ -1,8 +1,8 @@
 """What can be asked of a run's completions at once: their light columns, in a DuckDB outside of the run.
 
-A run of a million completions lies in thousands of Parquet files, too many to open for each question. A thread reads the
-light columns of every sealed shard once, newest rounds first, and goes on as shards are sealed. Texts stay where they
-are; a search reads them, newest first, for as long as it is given.
+A run of a million completions lies in thousands of Parquet files, too many to open for each question. A thread reads
+the light columns of every sealed shard once, newest rounds first, and goes on as shards are sealed. Texts stay where
+they are; a search reads them, newest first, for as long as it is given.
 """
 
 from __future__ import annotations
@@ -93,7 +93,11 @@ class Filters:
     order: Order = "newest"
 
     def __post_init__(self) -> None:
-        for name, known in (("verdict", get_args(Verdict)), ("order", get_args(Order)), ("finish", ("", "stop", "length"))):
+        for name, known in (
+            ("verdict", get_args(Verdict)),
+            ("order", get_args(Order)),
+            ("finish", ("", "stop", "length")),
+        ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} is one of {', '.join(filter(None, known))}, not {getattr(self, name)!r}.")
 
@@ -290,7 +294,11 @@ class Index:
         are in all. `filters.text` is not looked at."""
         where, values = filters.where()
         if filters.verdict == "failed":
-            table, columns, order = "failed", "round, shard, position, prompt_id, cause", "round DESC, shard DESC, position"
+            table, columns, order = (
+                "failed",
+                "round, shard, position, prompt_id, cause",
+                "round DESC, shard DESC, position",
+            )
         else:
             table, columns = "completions", COLUMNS
             order = ", ".join(dict.fromkeys((ORDERS[filters.order], ORDERS["newest"])))
@@ -307,12 +315,15 @@ class Index:
 
     def search(self, filters: Filters, before: Shard | None = None, seconds: float = SEARCH_S) -> dict[str, Any]:
         """Completions whose text has `filters.text`, newest shards first, from those older than `before` on: all of a
-        shard or none, PAGE of them or some more, within about so many seconds. `before` in the answer is where to go on, None at
-        the end; `searched` of `shards` that the other filters leave were read."""
+        shard or none, PAGE of them or some more, within about so many seconds.
+
+        `before` in the answer is where to go on, None at the end; `searched` of the `shards` that the other filters
+        leave were read.
+        """
         end = time.monotonic() + seconds
         where, values = filters.where()
         cursor = self._database.cursor()
-        shards: list[Shard] = sorted(list(self._files), reverse=True)  # a copy, since the thread adds to it
+        shards: list[Shard] = sorted(self._files.copy(), reverse=True)  # the thread adds to it
         if values or where != "true":
             sql = f"SELECT DISTINCT round, shard FROM completions WHERE {where} ORDER BY round DESC, shard DESC"
             shards = cursor.execute(sql, values).fetchall()

@@ -61,6 +61,10 @@ class Runs:
                 self._looked_at = time.monotonic()
             return self._found
 
+    def is_one(self) -> bool:
+        """Whether what was given is one run, and no folder of runs."""
+        return len(self._roots) == 1 and (self._roots[0] / "config.toml").is_file()
+
     def get(self, name: str) -> Found:
         """Raises KeyError where there is no run of that name."""
         return self.all()[name]

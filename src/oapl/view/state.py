@@ -39,7 +39,9 @@ class State:
         self._metrics = Metrics(Path(found.run.metrics_path))
         self._curves: tuple[int, dict[str, Any]] = (-1, {})
         dumped = flatten(found.recipe.model_dump(mode="json", exclude_none=True))
-        self._settings = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in dumped.items()}
+        self._settings = {
+            key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in dumped.items()
+        }
 
     def look(self, seen: int = -1) -> dict[str, Any]:
         """Everything but completions; without the curves where they are those of version `seen`."""

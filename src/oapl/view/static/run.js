@@ -159,7 +159,7 @@ export class RunPage extends Followed {
 export class ComparePage extends Followed {
   head(all) {
     const pick = (name, at) => {
-      const select = el("select", { id: `pick-${name}`, change: (event) => go({ [name]: event.target.value, open: "", at: "" }) }, all.map((each) => el("option", {}, each)));
+      const select = el("select", { id: `pick-${name}`, "aria-label": at === 0 ? "First run" : "Second run", change: (event) => go({ [name]: event.target.value, open: "", at: "" }) }, all.map((each) => el("option", {}, each)));
       select.value = this.names[at];
       return el("label", { class: `run${at}` }, el("i", { class: `swatch run${at}` }), select);
     };

@@ -22,14 +22,13 @@ class ListPage {
   async tick() {
     clearTimeout(this.timer);
     try {
-      const { runs, notes } = await ask("runs");
+      const { runs, notes, is_one: isOne } = await ask("runs");
       if (this.stopped) return;
       document.getElementById("connection").textContent = "";
-      if (runs.length === 1 && !this.seen && notes.length === 0) {
+      if (isOne && runs.length === 1) {
         location.replace(address("run", { run: runs[0].name }));
         return;
       }
-      this.seen = true;
       this.show(runs, notes);
     } catch (error) {
       document.getElementById("connection").textContent = `no answer: ${error.message}`;
