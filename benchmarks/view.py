@@ -261,8 +261,8 @@ def paint(driver: Any, url: str, name: str) -> dict[str, float]:
         const look = () => {{
           if ({CURVES}) curves ??= performance.now() / 1e3;
           if (curves === null || !({ROWS})) return requestAnimationFrame(look);
-          requestAnimationFrame(() => setTimeout(() => done([
-            performance.getEntriesByName('first-contentful-paint')[0].startTime / 1e3, curves, performance.now() / 1e3])));
+          const first = performance.getEntriesByName("first-contentful-paint")[0].startTime / 1e3;
+          requestAnimationFrame(() => setTimeout(() => done([first, curves, performance.now() / 1e3])));
         }};
         look();
     """
@@ -372,7 +372,7 @@ def take_pictures(folder: Path, place: Path) -> None:
             look(rare, ROWS, "none")
             key = driver.execute_script("return document.querySelector('a.row').dataset.key")
             look(f"{rare}&open={key}", "document.querySelector('.scored')", "completion", height=700)
-            look("#compare?a=countdown&b=beta2_0.3", "document.querySelector('.curve.run1')", "two", height=1000)
+            look("#compare?a=countdown&b=beta2_0.3", "document.querySelector('.curve.run1')", "two", height=900)
             driver.execute_cdp_cmd(
                 "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
             )
