@@ -372,7 +372,7 @@ def take_pictures(folder: Path, place: Path) -> None:
             look(rare, ROWS, "none")
             key = driver.execute_script("return document.querySelector('a.row').dataset.key")
             look(f"{rare}&open={key}", "document.querySelector('.scored')", "completion", height=700)
-            look("#compare?a=countdown&b=beta2_0.3", "document.querySelector('.curve.run1')", "two", height=900)
+            look("#compare?a=countdown&b=beta2_0.3", "document.querySelector('.curve.run1')", "two")
             driver.execute_cdp_cmd(
                 "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
             )

@@ -167,7 +167,10 @@ class Index:
 
     def _keep(self) -> None:
         while not self._closed.is_set():
-            self.update()
+            try:
+                self.update()
+            except (OSError, duckdb.Error) as error:  # a disk that is full, a run that is being removed
+                self._note(f"The index cannot be kept up now: {str(error).splitlines()[0]}")
             self._closed.wait(POLL_S)
             if time.monotonic() - self._asked_at > IDLE_S:
                 self._asked.clear()
@@ -327,10 +330,10 @@ class Index:
         if values or where != "true":
             sql = f"SELECT DISTINCT round, shard FROM completions WHERE {where} ORDER BY round DESC, shard DESC"
             shards = cursor.execute(sql, values).fetchall()
-        start = 0 if before is None else sum(shard >= before for shard in shards)
+        start = begun = 0 if before is None else sum(shard >= before for shard in shards)
         rows: list[dict[str, Any]] = []
         size = 4
-        while start < len(shards) and len(rows) < PAGE and time.monotonic() < end:
+        while start < len(shards) and len(rows) < PAGE and (start == begun or time.monotonic() < end):
             part = shards[start : start + size]
             found = self._matches(part, filters.text, where, values, cursor)
             rows += found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from array import array
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,15 +17,14 @@ TAIL_BYTES = 65_536
 
 
 class Metrics:
-    """The numbers of every step, one row a step; of a step done again after a restart, the last line."""
+    """The numbers of every step, one row a step; of a step done again, the last line. For one thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
-        self._offset, self._inode = 0, 0
+        self._offset = 0
         self._row_of: dict[int, int] = {}
         self._columns: dict[str, array[float]] = {}
         self.version = 0
@@ -34,12 +32,11 @@ class Metrics:
 
     def refresh(self) -> None:
         """Takes in what was written since; a line that is still being written is left for the next time."""
-        with self._lock:
-            try:
-                with open(self._path, "rb") as file:
-                    self._read(file)
-            except FileNotFoundError:
-                self._forget()
+        try:
+            with open(self._path, "rb") as file:
+                self._read(file)
+        except FileNotFoundError:
+            self._forget()
 
     def _read(self, file: Any) -> None:
         file.seek(0, 2)
@@ -73,20 +70,18 @@ class Metrics:
 
     def column(self, name: str, absent: float = math.nan) -> NDArray[np.float64]:
         """f64[steps]; `absent` where a step lacks it or it is not finite."""
-        with self._lock:
-            if name not in self._columns:
-                return np.full(len(self._row_of), absent)
-            values = np.array(self._columns[name], np.float64)
+        if name not in self._columns:
+            return np.full(len(self._row_of), absent)
+        values = np.array(self._columns[name], np.float64)
         return np.where(np.isfinite(values), values, absent)
 
     def last(self, count: int) -> list[dict[str, float]]:
         """Records of the last rows, in order, without what is not finite."""
-        with self._lock:
-            first = max(0, len(self._row_of) - count)
-            return [
-                {name: values[row] for name, values in self._columns.items() if math.isfinite(values[row])}
-                for row in range(first, len(self._row_of))
-            ]
+        first = max(0, len(self._row_of) - count)
+        return [
+            {name: values[row] for name, values in self._columns.items() if math.isfinite(values[row])}
+            for row in range(first, len(self._row_of))
+        ]
 
 
 def last_record(path: Path) -> dict[str, Any] | None:

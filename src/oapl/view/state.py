@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -37,6 +38,7 @@ class State:
     def __init__(self, found: Found) -> None:
         self._run, self._recipe, self._name = found.run, found.recipe, found.name
         self._metrics = Metrics(Path(found.run.metrics_path))
+        self._lock = threading.Lock()
         self._curves: tuple[int, dict[str, Any]] = (-1, {})
         dumped = flatten(found.recipe.model_dump(mode="json", exclude_none=True))
         self._settings = {
@@ -45,6 +47,10 @@ class State:
 
     def look(self, seen: int = -1) -> dict[str, Any]:
         """Everything but completions; without the curves where they are those of version `seen`."""
+        with self._lock:  # no step may come between two columns
+            return self._look(seen)
+
+    def _look(self, seen: int) -> dict[str, Any]:
         self._metrics.refresh()
         version = self._metrics.version
         notes: list[str] = []
