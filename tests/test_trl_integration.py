@@ -154,25 +154,63 @@ def test_values_are_of_whole_groups_and_what_has_no_reward_counts_in_none():
     assert advantages[3:].tolist() == pytest.approx((second - optimal_value(second, 5.0)).tolist())
 
 
-def test_a_completion_without_a_reward_does_not_move_the_policy(make_trainer: MakeTrainer):
+def test_a_completion_without_a_reward_is_no_part_of_the_loss(make_trainer: MakeTrainer):
+    """The first of each group has none; the others of it count, and their value is without it."""
+
     def reward(completions: list[str], **_: Any) -> list[float | None]:
-        return [None for _ in completions]
+        return [float(i % 4) if i % 4 else None for i in range(len(completions))]
 
-    trainer = make_trainer(reward, weight_decay=0.0)
-    before = [p.clone() for p in trainer.model.parameters()]
+    trainer = make_trainer(reward)
     trainer.train()
-    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+    value = optimal_value(torch.tensor([1.0, 2.0, 3.0]).double(), trainer.args.beta1)
+    for part in trainer._buffered_inputs:
+        assert part["completion_mask"].any(1).tolist() == [False, True, True, True]
+        assert part["advantages"].tolist() == pytest.approx([0.0, *(i - float(value) for i in (1, 2, 3))])
 
 
-def test_adapters_are_trained_and_evaluations_are_sampled_from_the_current_weights(make_trainer: MakeTrainer):
+def test_dropout_is_off_so_that_what_sampled_has_a_log_ratio_of_zero(make_trainer: MakeTrainer):
+    from peft import LoraConfig
+
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.5, init_lora_weights=False)
+    trainer = make_trainer(peft_config=config)
+    trainer.train()
+    ratios = {record["lag"]: abs(record["log_ratio"]) for record in trainer.state.log_history if "lag" in record}
+    assert ratios[0] < 1e-4 < 1e-3 < ratios[2]
+
+
+def test_what_vllm_gave_no_log_prob_of_is_anchored_in_the_trainer(make_trainer: MakeTrainer):
+    """At once, where these weights have just sampled, and TRL computes no log-probs at generation."""
+    trainer = make_trainer(temperature=0.7)
+    trainer.current_gradient_accumulation_steps = 2
+    inputs = batch(trainer)
+    wanted = trainer._compute_loss(trainer.model.train(), {**inputs, "old_per_token_logps": None})
+    inputs["old_per_token_logps"] = torch.full((4, 6), float("nan"))
+    assert torch.equal(trainer._compute_loss(trainer.model.train(), inputs), wanted)
+
+
+def test_passes_over_a_round_lie_between_two_syncs(make_trainer: MakeTrainer):
+    trainer = make_trainer(weight_sync_steps=4, num_iterations=2, max_steps=8)
+    trainer.train()
+    lags = [record["lag"] for record in trainer.state.log_history if "lag" in record]
+    assert lags == [0, 1, 2, 3] * 2
+    assert len(trainer._buffered_inputs) == 4  # of two steps of two micro-batches each
+
+
+def test_an_evaluation_may_be_larger_than_a_round(make_trainer: MakeTrainer):
+    trainer = make_trainer(weight_sync_steps=1, gradient_accumulation_steps=1, max_steps=1, log_completions=True)
+    trainer.eval_dataset = Dataset.from_dict({"prompt": PROMPTS[:4]})
+    trainer.train()
+    assert "eval_log_ratio" in trainer.evaluate()
+
+
+def test_adapters_are_trained_and_an_evaluation_leaves_the_round_alone(make_trainer: MakeTrainer):
     from peft import LoraConfig
 
     trainer = make_trainer(peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), max_steps=3)
     trainer.eval_dataset = Dataset.from_dict({"prompt": PROMPTS[:2]})
     trainer.train()
     kept = trainer._buffered_inputs
-    metrics = trainer.evaluate()
-    assert abs(metrics["eval_log_ratio"]) < 1e-4, "what was sampled just now"
+    trainer.evaluate()
     assert trainer._buffered_inputs is kept
     assert any(
         name.endswith("lora_B.default.weight") and p.abs().max() > 0 for name, p in trainer.model.named_parameters()
@@ -185,6 +223,9 @@ def test_adapters_are_trained_and_evaluations_are_sampled_from_the_current_weigh
         ({"epsilon": 0.3}, "epsilon = 0.3 is of GRPO's loss"),
         ({"loss_type": "dr_grpo"}, "loss_type = 'dr_grpo' is of GRPO's loss"),
         ({"top_p": 0.9}, "top_p = 0.9: tokens would be drawn from another distribution"),
+        ({"generation_kwargs": {"top_p": 0.5}}, "tokens would be drawn from another distribution"),
+        ({"disable_dropout": False}, "two random draws"),
+        ({"num_iterations": 2}, "must be a multiple of num_iterations = 2"),
         ({"steps_per_generation": 4}, "a round is generated at once"),
         ({"weight_sync_steps": 0}, "must be at least 1"),
         ({"beta2": 0.0}, "beta2 = 0.0 must be positive"),

@@ -51,9 +51,9 @@ def test_the_registered_loss_and_value_are_those_of_oapl(actor):
         token_level_rewards=rewards, response_mask=mask, index=["a", "b", "a", "b"], config=algorithm
     )
     config.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=4, loss_scale_factor=None)
-    total = torch.zeros(())
+    total, residuals = torch.zeros(()), []
     for rows in (slice(0, 1), slice(1, 4)):
-        loss, _ = get_policy_loss_fn("oapl")(
+        loss, metrics = get_policy_loss_fn("oapl")(
             old_log_prob=sampler[rows],
             log_prob=logprobs[rows],
             advantages=advantages[rows],
@@ -62,11 +62,13 @@ def test_the_registered_loss_and_value_are_those_of_oapl(actor):
             config=config,
         )
         total = total + loss
+        residuals.append(metrics["actor/residual"])
     (gradient,) = torch.autograd.grad(total, logprobs)
     a, b = torch.tensor([1.0, 0.5]), torch.tensor([0.0, 2.0])
     wanted = torch.stack([a - optimal_value(a, 5.0), b - optimal_value(b, 5.0)], 1).flatten()
-    expected, _ = oapl_loss(logprobs, sampler, mask.bool(), wanted, beta2=0.1, num_completions=4)
+    expected, metrics = oapl_loss(logprobs, sampler, mask.bool(), wanted, beta2=0.1, num_completions=4)
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
+    assert (residuals[0] + 3 * residuals[1]) / 4 == pytest.approx(float(metrics["residual"]), abs=1e-6)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, logprobs)[0], rtol=1e-6, atol=1e-6)
 
 

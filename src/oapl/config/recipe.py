@@ -52,12 +52,13 @@ def load_recipe(path: StorePath, overrides: Mapping[str, Any] | None = None) -> 
 def recipe_file(name: str) -> Path:
     """The file of that name, or the recipe that ships with the package under it, such as `countdown`."""
     shipped = RECIPES / f"{name}.toml"
-    return shipped if not Path(name).exists() and shipped.is_file() else Path(name)
+    return shipped if not Path(name).is_file() and shipped.is_file() else Path(name)
 
 
 def shipped_recipes() -> list[str]:
-    """The names by which `recipe_file` finds those that need no file of the repository."""
-    return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
+    """The names by which `recipe_file` finds those that read no file of the repository, as the miniatures do."""
+    names = (path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
+    return sorted(name for name in names if not name.startswith("miniature/"))
 
 
 def build_recipe(

@@ -14,7 +14,7 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
 
-from oapl.losses import oapl_loss, optimal_value
+from oapl.losses import oapl_loss, optimal_value, sequence_log_ratio
 
 WITHOUT_EFFECT = (
     "beta", "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "scale_rewards",
@@ -22,7 +22,10 @@ WITHOUT_EFFECT = (
     "use_adaptive_entropy", "use_bias_correction_kl", "sync_ref_model", "vllm_importance_sampling_correction",
 )  # fmt: skip
 """Settings of GRPO's loss."""
-OTHER_DISTRIBUTION = ("top_p", "top_k", "min_p", "repetition_penalty")
+OTHER_DISTRIBUTION = (
+    *("top_p", "top_k", "min_p", "repetition_penalty"),
+    *("generation_kwargs", "vllm_structured_outputs_regex"),
+)
 """Settings by which tokens are drawn from another distribution than the trainer computes."""
 MULTIMODAL = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
@@ -48,10 +51,13 @@ class OAPLConfig(GRPOConfig):  # type: ignore[misc]
     )
     weight_sync_steps: int = field(
         default=50,
-        metadata={"help": "L: optimizer steps between two syncs, and so the steps of a round."},
+        metadata={"help": "L: optimizer steps between two syncs; num_iterations passes over a round are within them."},
     )
     adam_epsilon: float = field(
         default=1e-10, metadata={"help": "AdamW's epsilon; small, since the loss carries 2 * beta2."}
+    )
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Log-ratios are of one model, and so without chance in it."}
     )
     vllm_importance_sampling_correction: bool = field(
         default=False, metadata={"help": "GRPO's; here vLLM's log-probs are the anchor, and nothing is corrected."}
@@ -79,7 +85,16 @@ class OAPLConfig(GRPOConfig):  # type: ignore[misc]
                 f"{name} = {getattr(self, name)!r}: tokens would be drawn from another distribution than the one whose "
                 f"log-probs are trained. Leave it out and use the temperature"
             )
-        self.steps_per_generation = self.weight_sync_steps * self.gradient_accumulation_steps
+        if self.num_iterations < 1 or self.weight_sync_steps % self.num_iterations:
+            raise ValueError(
+                f"weight_sync_steps = {self.weight_sync_steps} must be a multiple of num_iterations = "
+                f"{self.num_iterations}: all passes over a round lie between two syncs"
+            )
+        if not self.disable_dropout:
+            raise ValueError(
+                "disable_dropout = False: the log-ratio would be of two random draws of the model. Leave it out"
+            )
+        self.steps_per_generation = self.weight_sync_steps * self.gradient_accumulation_steps // self.num_iterations
         super().__post_init__()
         rows = self.per_device_train_batch_size * self.gradient_accumulation_steps
         if rows % self.num_generations:
@@ -172,7 +187,7 @@ class OAPLTrainer(GRPOTrainer):  # type: ignore[misc]
             self.num_generations if training else self.num_generations_eval,
             self.args.beta1,
         )
-        for _ in advantages:  # GRPO's
+        for _ in range(min(len(advantages), len(self._logs["advantages"]))):  # GRPO's
             self._logs["advantages"].pop()
         self._logs["advantages"].extend(advantages.tolist())
         first = self.accelerator.process_index * len(inputs)
@@ -182,16 +197,14 @@ class OAPLTrainer(GRPOTrainer):  # type: ignore[misc]
         if anchor is None:
             return made
         if computed is not None:
-            gap = (anchor - computed).abs()[made["completion_mask"].bool()]
+            gap = (anchor - computed).abs()[_mask(made)]
             self._log_mean("train" if training else "eval", "token_gap", gap[~gap.isnan()])
             anchor = torch.where(anchor.isnan(), computed, anchor)
         made["old_per_token_logps"] = anchor
         return made
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        completion_ids, mask = inputs["completion_ids"], inputs["completion_mask"]
-        if "tool_mask" in inputs:
-            mask = mask * inputs["tool_mask"]
+        completion_ids, mask = inputs["completion_ids"], _mask(inputs)
         logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], completion_ids], dim=1),
@@ -201,21 +214,21 @@ class OAPLTrainer(GRPOTrainer):  # type: ignore[misc]
             compute_aux_loss=self.aux_loss_enabled,
             **{name: inputs.get(name) for name in MULTIMODAL},
         )
-        anchor = inputs.get("old_per_token_logps")  # absent where these weights have just sampled
-        anchor = logprobs.detach() if anchor is None else anchor
+        anchor = inputs.get("old_per_token_logps")  # absent, or NaN where vLLM gave none, if these weights just sampled
+        anchor = logprobs.detach() if anchor is None else torch.where(anchor.isnan(), logprobs.detach(), anchor)
         loss, metrics = oapl_loss(
             logprobs.float(),
             anchor.float(),
-            mask.bool(),
+            mask,
             inputs["advantages"].float(),
             beta2=self.args.beta2,
             num_completions=len(completion_ids),
         )
         mode = "train" if self.model.training else "eval"
         with torch.no_grad():
-            log_ratios = ((logprobs - anchor) * mask).sum(-1)
+            log_ratios = sequence_log_ratio(logprobs, anchor, mask)
             is_better = inputs["advantages"] > 0
-            self._log_mean(mode, "entropy", entropies[mask.bool()])
+            self._log_mean(mode, "entropy", entropies[mask])
             self._log_mean(mode, "log_ratio", log_ratios)
             self._log_mean(mode, "log_ratio_positive", log_ratios[is_better])
             self._log_mean(mode, "log_ratio_negative", log_ratios[~is_better])
@@ -245,6 +258,12 @@ def group_advantages(rewards: Tensor, weights: Tensor, num_generations: int, bet
         if len(rows):
             advantages[rows] = total[rows] - optimal_value(total[rows], beta1)
     return advantages, is_scored
+
+
+def _mask(inputs: dict[str, Any]) -> Tensor:
+    """bool[B, T]: the tokens that the policy sampled, and not its padding or a tool's."""
+    mask: Tensor = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    return mask.bool()
 
 
 def _to(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:

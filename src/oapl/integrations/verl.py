@@ -79,13 +79,14 @@ def oapl_policy_loss(
         raise ValueError("OAPL weighs no samples: set algorithm.rollout_correction.rollout_is=null")
     batch = config.global_batch_info
     mask = response_mask.bool()
+    num_completions = int(batch.get("global_batch_size") or len(mask))
     loss, metrics = oapl_loss(
         log_prob,
         old_log_prob,
         mask,
         advantages.masked_fill(~mask, 0).sum(-1) / mask.sum(-1).clamp(min=1),
         beta2=beta2,
-        num_completions=int(batch.get("global_batch_size") or len(mask)),
+        num_completions=num_completions,
     )
     scale = batch.get("dp_size") or 1  # verl averages the gradients of its ranks
-    return loss * scale, {"actor/residual": float(metrics["residual"] * scale)}
+    return loss * scale, {"actor/residual": float(metrics["residual"]) * num_completions / len(mask)}
