@@ -29,7 +29,8 @@ from oapl.paths import ObjectPath, StorePath
 from oapl.report.completions import MAX_SHARDS, sample_groups
 from oapl.results import unsampled
 from oapl.store import RunFolder, Unscored, put_in_order
-from oapl.store.files import SEAL, files_in
+from oapl.store.files import SEAL, files_in, write_json
+from oapl.store.rounds import IMPORTED
 from oapl.train_loop import ensure_first_policy, run_trainer, start_or_resume, write_checkpoint
 
 STEPS_PER_ROUND = 2
@@ -155,6 +156,22 @@ def test_a_resume_looks_at_no_finished_round(recipe: Recipe, short: RunFolder, l
     for run, num_rounds in ((short, SHORT), (long, LONG)):
         with looks(run, monkeypatch) as seen:
             resume(recipe, run)
+        assert in_older_rounds(seen, num_rounds) == []
+        counts.append(len(seen))
+    assert counts[0] == counts[1]
+
+
+def test_a_resume_after_all_recorded_rounds_looks_at_no_finished_round(
+    recipe: Recipe, short: RunFolder, long: RunFolder, tmp_path: Path, monkeypatch
+):
+    """The other run has no round that is left to be brought in."""
+    launch = recipe.launch.model_copy(update={"rounds_from": str(tmp_path / "source")})
+    offline, counts = recipe.model_copy(update={"launch": launch}), []
+    for run, num_rounds in ((short, SHORT), (long, LONG)):
+        for index in range(num_rounds):
+            write_json(run.round(index).path / IMPORTED, {"from": f"{tmp_path}/source/rounds/{index:06d}"})
+        with looks(run, monkeypatch) as seen:
+            resume(offline, run)
         assert in_older_rounds(seen, num_rounds) == []
         counts.append(len(seen))
     assert counts[0] == counts[1]

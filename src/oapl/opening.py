@@ -14,7 +14,7 @@ from oapl.installation import installed_version
 from oapl.paths import StorePath
 from oapl.results import unscored
 from oapl.store import RoundFolder, RunFolder, put_in_order
-from oapl.store.files import write_bytes, write_json
+from oapl.store.files import numbered_folders, write_bytes, write_json
 from oapl.store.run import LOGS, sampler_path
 
 RECORDED = (
@@ -110,7 +110,8 @@ def recorded_rounds(recipe: Recipe, run: RunFolder) -> dict[int, RoundFolder]:
     first = run.last_step() // recipe.trainer.weight_sync_steps
     rounds = (i for i in source.round_indices(first) if i < recipe.trainer.num_rounds)
     sealed = [i for i in rounds if source.round(i).is_sealed()]
-    if not sealed and not any(run.round(index).is_imported() for index in run.round_indices()):
+    here = map(run.round, numbered_folders(run.path / "rounds"))
+    if not sealed and not any(folder.is_open() and folder.is_imported() for folder in here):  # as a rule the first is
         raise ConfigError(
             f"launch.rounds_from = {recipe.launch.rounds_from!r} holds no sealed round. Give the folder of a run whose "
             f"rounds are full: `oapl sample RECIPE --run_dir DIR` fills them."
