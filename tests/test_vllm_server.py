@@ -28,7 +28,9 @@ from oapl.config import EngineConfig, dump_recipe, load_recipe
 from oapl.engines import vllm_server
 from oapl.engines.vllm_server import VLLMServerEngine
 from oapl.errors import ConfigError, EngineError, PolicyLostError
+from oapl.launch import check_servers_are_others
 from oapl.model import PROBE
+from oapl.opening import check_servers_are_of_one
 from oapl.processes import wait_until
 from oapl.sampler import Sampler
 from oapl.store import RunFolder
@@ -413,6 +415,27 @@ def test_a_run_whose_samplers_would_share_servers_is_refused_at_once(write_recip
     run.config_path.write_text(dump_recipe(load_recipe(write_recipe(engine=engine))))
     assert main(["sample", "--run_dir", str(run.path)]) == 2
     assert "http://127.0.0.1:1 is a server of the run's own sampler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("launch", [{"kind": "processes", "num_samplers": 0}, {"kind": "inline"}], ids=str)
+def test_a_run_that_starts_one_sampler_or_none_shares_no_servers(launch: dict[str, object], write_recipe):
+    engine = {"kind": "vllm_server", "server_urls": ["http://127.0.0.1:1"]}
+    check_servers_are_of_one(load_recipe(write_recipe(engine=engine, launch=launch, evaluation={"num_workers": 2})))
+
+
+def test_a_sampler_that_joins_may_take_the_servers_of_a_recipe_that_starts_none(write_recipe):
+    engine = {"kind": "vllm_server", "server_urls": ["http://127.0.0.1:1"]}
+    of_run = load_recipe(write_recipe(engine=engine, launch={"kind": "processes", "num_samplers": 0}))
+    check_servers_are_others(of_run, of_run)
+
+
+def test_what_is_said_to_a_sampler_that_would_take_the_runs_servers_can_be_done(write_recipe):
+    engine = {"kind": "vllm_server", "server_urls": ["http://127.0.0.1:1"]}
+    path = write_recipe(engine=engine, launch={"kind": "processes"})
+    of_run = load_recipe(path)
+    with pytest.raises(ConfigError, match=r"--engine\.kind embedded --engine\.server_urls '\[\]'"):
+        check_servers_are_others(of_run, of_run)
+    check_servers_are_others(of_run, load_recipe(path, {"engine": {"kind": "embedded", "server_urls": []}}))
 
 
 def test_one_sees_that_a_server_is_away_and_may_leave_at_once(write_recipe, policy: Path, tmp_path: Path):

@@ -152,7 +152,8 @@ def check_servers_are_others(of_run: Recipe, here: Recipe) -> None:
     if taken and of_run.launch.num_samplers > 0:
         raise ConfigError(
             f"{taken[0]} is a server of the run's own sampler, which would lose its weights. Give this one others by "
-            f"--engine.server_urls, or another --engine.kind."
+            f"--engine.server_urls, or none by --engine.kind embedded --engine.server_urls '[]'. If the run starts no "
+            f"sampler, set launch.num_samplers = 0 in its recipe."
         )
 
 

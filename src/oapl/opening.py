@@ -73,7 +73,8 @@ def check_servers_are_of_one(recipe: Recipe) -> None:
         "launch.num_samplers": recipe.launch.num_samplers,
         "evaluation.num_workers": recipe.evaluation.num_workers,
     }
-    if recipe.engine.kind != "vllm_server" or recipe.launch.num_samplers == 0:  # and then all is left to who joins
+    starts_several = recipe.launch.kind != "inline" and recipe.launch.num_samplers > 0  # else it is one, or who joins
+    if recipe.engine.kind != "vllm_server" or not starts_several:
         return
     for name, count in counts.items():
         if count > 1:
