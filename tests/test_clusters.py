@@ -89,6 +89,8 @@ def test_the_steps_of_each_submitted_job_are_understood(submitted: list[str], sl
         else:
             understood(step[step.index("oapl") + 1 :])
     assert len(steps) == (2 if "deploy/slurm/train.sbatch" in submitted else 1)
+    if len(steps) == 2:  # else samplers that join would not be let near the recipe's servers
+        assert all(step[-2:] == ["--launch.num_samplers", "0"] for step in steps)
 
 
 # Kubernetes
