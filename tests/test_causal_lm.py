@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from oapl.causal_lm import take_apart
 from oapl.config import EngineConfig
 from oapl.engines.embedded import EmbeddedEngine
 from oapl.errors import ModelError
-from oapl.model import load_model
+from oapl.model import has_tied_head, load_model
 from oapl.pieces import backward_in_pieces
 from oapl.types import Request, SamplingParams
 
@@ -205,3 +206,17 @@ def test_logits_that_are_changed_in_an_unknown_way_are_refused():
     model.lm_head.register_forward_hook(lambda module, args, logits: logits * 1.5)
     with pytest.raises(ModelError, match=r"LlamaForCausalLM changes its logits in a way that is not known here"):
         take_apart(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_tied"),
+    [
+        ({"model_type": "qwen2", "tie_word_embeddings": True}, True),
+        ({"model_type": "qwen2", "tie_word_embeddings": False}, False),
+        ({"model_type": "inkling_text"}, False),  # whose configuration has no such field
+    ],
+    ids=str,
+)
+def test_whether_a_head_is_tied_is_seen_in_its_configuration(config: dict[str, object], is_tied: bool, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert has_tied_head(tmp_path) is is_tied
