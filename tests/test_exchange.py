@@ -471,6 +471,29 @@ def test_an_assistants_last_message_is_the_completion(chat_recipe: Path, run: Ru
     assert (group.prompt, group.texts, group.prompt_id) == ("<unk>1=<pad>", ("0", "1", "2", "3"), "imported/1")
 
 
+def test_what_a_model_wrote_outside_of_content_is_not_dropped(
+    chat_recipe: Path, run: RunFolder, tmp_path: Path, capsys
+):
+    """As vLLM answers with a reasoning parser. Empty fields say nothing, and by its tokens a completion is whole."""
+    answer = {"role": "assistant", "content": "4", "reasoning_content": "2+2=4", "tool_calls": [], "refusal": None}
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{place}="}], "completion": [answer], "reward": number}
+        for place in range(4)
+        for number in range(4)
+    ]
+    last = [{"messages": [*row["prompt"], answer], "reward": row["reward"]} for row in rows]
+    for name, found in (("completion", rows), ("messages", last)):
+        assert bring(chat_recipe, run, write_lines(tmp_path / "traces.jsonl", found)) == 1
+        message = (
+            f"line 1: the message in `{name}` has, besides its `content`, reasoning_content, which the model wrote"
+        )
+        assert message in capsys.readouterr().err
+        whole = RunFolder(tmp_path / name)
+        file = write_lines(tmp_path / "tokens.jsonl", [{**row, "token_ids": [3, 4, EOS]} for row in found])
+        assert bring(chat_recipe, whole, file) == 0
+        assert groups_of(whole)[0].completions[0].token_ids.tolist() == [3, 4, EOS]
+
+
 # TRL's own
 
 

@@ -105,6 +105,12 @@ class Row:
             return value
         if not is_chat(value) or len(value) != 1 or not isinstance(value[0].get("content"), str):
             raise self.error(f"`{name}` must be text, or one message with text as `content`, not {value!r:.80}.")
+        more = [each for each, inner in value[0].items() if inner and each not in ("role", "content")]
+        if more and "token_ids" not in self.values:
+            raise self.error(
+                f"the message in `{name}` has, besides its `content`, {', '.join(more)}, which the model wrote too. Put "
+                f"all that it wrote into `content`, as it wrote it, or give `token_ids`."
+            )
         return str(value[0]["content"])
 
     def own(self) -> dict[str, Any]:
@@ -192,7 +198,7 @@ def read_chat(row: Row, _: Mapping[str, float]) -> Trace:
     elif isinstance(prompt, str) or len(prompt) < 2 or prompt[-1]["role"] != "assistant":
         raise row.error("there is no `completion`, and the last message is not an assistant's.")
     else:
-        prompt, text = prompt[:-1], Row(row.place, {"messages": prompt[-1:]}).answer("messages")
+        prompt, text = prompt[:-1], Row(row.place, {**row.values, "messages": prompt[-1:]}).answer("messages")
     return Trace(row.place, prompt, text, row.number("reward"), own=row.own())
 
 
