@@ -302,6 +302,22 @@ def test_the_end_token_stands_where_a_completion_ended_by_itself(recipe, run: Ru
     assert found == [(False, "length"), (True, "stop"), (False, "length"), (False, "stop"), (True, "stop")]
 
 
+def test_a_text_of_nearly_the_limits_tokens_was_cut(recipe, run: RunFolder, tmp_path: Path, capsys):
+    """What was cut may have some tokens more or fewer as text: of a limit of 40, 5 % are 2."""
+    path = recipe(sampling={"max_completion_length": 40})
+    lengths = [37, 38, 39, 40, 41, 42]
+    rows = traces(["1" * length for length in lengths])
+    assert bring(path, run, write_lines(tmp_path / "rows.jsonl", rows)) == 0
+    found = [(len(each.token_ids), each.finish_reason) for each in groups_of(run)[0].completions]
+    assert found == [(37 + 1, "stop"), *((length, "length") for length in lengths[1:])]
+    told = "20 of 24 completions have neither finish_reason nor token_ids, and have sampling.max_completion_length = 40"
+    assert f"{told} tokens, give or take 2: they are taken as cut" in capsys.readouterr().out
+    for more in ({"completion": "1" * 43}, {"token_ids": [3] * 41}):
+        other = RunFolder(tmp_path / "other")
+        assert bring(path, other, write_lines(tmp_path / "rows.jsonl", [*rows[:-1], {**rows[-1], **more}])) == 1
+        assert "if it is that, leave the row's group out" in capsys.readouterr().err
+
+
 def test_groups_are_completed_by_the_model_and_graded_by_the_task(
     recorded: RunFolder, recipe, run: RunFolder, tmp_path: Path
 ):

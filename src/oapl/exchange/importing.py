@@ -46,6 +46,8 @@ UNKNOWN = "unknown"
 """The digest of a policy that a file does not name."""
 UNSET = 1.0
 """In the place of a log-prob, which is never above 0, that is to be computed."""
+SLACK = 0.05
+"""The part of `sampling.max_completion_length` by which a text may have more tokens, or fewer, than were sampled."""
 SHOWN = 3
 Tell = Callable[[str], None]
 
@@ -150,7 +152,8 @@ class Reader:
         self.context_length = int(getattr(config, "max_position_embeddings", 0) or 2**31 - 1)
         self.task: Task = make_task(recipe.task)
         self._as_it_stands = recipe.task.model_copy(update={"chat": False, "system_prompt": None})
-        self.num_unlike = self.num_without_specials = 0
+        self.slack = int(SLACK * recipe.sampling.max_completion_length)
+        self.num_unlike = self.num_without_specials = self.num_near_limit = 0
         self.first_unlike = ""
         self.longest: tuple[int, str] = (0, "")
 
@@ -168,7 +171,13 @@ class Reader:
         if self.longest[0] > limit:
             raise ExchangeError(
                 f"{self.longest[1]}: the completion has {self.longest[0]} tokens, more than "
-                f"sampling.max_completion_length = {limit}. Set it to what the completions were sampled with."
+                f"sampling.max_completion_length = {limit}. Set it to what the completions were sampled with; if it is "
+                f"that, leave the row's group out: above it, what was cut there would be taken as ended."
+            )
+        if self.num_near_limit:
+            tell(
+                f"{self.num_near_limit} of {len(traces)} completions have neither finish_reason nor token_ids, and have "
+                f"sampling.max_completion_length = {limit} tokens, give or take {self.slack}: they are taken as cut"
             )
         if self.num_unlike:
             tell(
@@ -269,7 +278,8 @@ class Reader:
                 f"{trace.place}: the completion is empty. Where a model ended at once, say so by finish_reason `stop`; "
                 f"else leave the row out."
             )
-        self.longest = max(self.longest, (len(ids), trace.place))
+        if own is not None or len(ids) > self.recipe.sampling.max_completion_length + self.slack:
+            self.longest = max(self.longest, (len(ids), trace.place))
         if num_prompt + len(ids) > self.context_length:
             raise ExchangeError(
                 f"{trace.place}: {num_prompt} tokens of the prompt and {len(ids)} of the completion pass the model's "
@@ -283,14 +293,15 @@ class Reader:
     def encode(self, trace: Trace) -> tuple[list[int], FinishReason]:
         """A text's tokens, and the end-of-sequence token where the completion ended by itself and not by a stop text.
 
-        That is known by the row, or from the text's end, or else from its length: what has fewer tokens than
+        That is known by the row, or from the text's end, or else from its length: what has clearly fewer tokens than
         `sampling.max_completion_length` was not cut.
         """
         ids = list(self.tokenizer(trace.text, add_special_tokens=False)["input_ids"])
         if self.tokenizer.decode(ids, skip_special_tokens=True) != trace.text:
             self.num_unlike += 1
             self.first_unlike = self.first_unlike or trace.place
-        reason = trace.finish_reason or self.reason(ids, trace.text)
+        reason = trace.finish_reason or self.reason(ids, trace.text, self.slack)
+        self.num_near_limit += reason == "length" and trace.finish_reason is None
         if reason == "stop" and not self.has_ended(ids, trace.text) and (ids or trace.finish_reason):
             ids.append(self.eos_id)
         return ids, reason
@@ -304,8 +315,8 @@ class Reader:
         """Whether the end is there already."""
         return bool(ids) and (ids[-1] in self.eos_ids or text.endswith(self.recipe.sampling.stop or ("\0",)))
 
-    def reason(self, ids: Sequence[int], text: str) -> FinishReason:
-        is_short = len(ids) < self.recipe.sampling.max_completion_length
+    def reason(self, ids: Sequence[int], text: str, slack: int = 0) -> FinishReason:
+        is_short = len(ids) < self.recipe.sampling.max_completion_length - slack
         return "stop" if is_short or self.has_ended(ids, text) else "length"
 
 
