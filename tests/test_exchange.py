@@ -583,6 +583,35 @@ def test_a_batch_that_trl_logs_at_several_steps_counts_once(trl_tables: Path, re
     assert [len(group.completions) for group in groups_of(run)] == [4] * 4
 
 
+def test_the_tables_of_a_trl_run_that_evaluates_give_each_completion_once(recipe, run: RunFolder, tmp_path, capsys):
+    """Its table is of the last 16 completions: those of a batch, which three evaluations of 8 push out."""
+    trained = [(problem(place), str(answer)) for place in range(4) for answer in range(4)]
+    evaluated = [
+        [(problem(place), f"{number}{answer}") for place in (8, 9) for answer in range(4)] for number in range(3)
+    ]
+    tables = [trained, trained[8:] + evaluated[0], evaluated[0] + evaluated[1], evaluated[1] + evaluated[2]]
+    files = [
+        write_lines(
+            tmp_path / f"completions_{step:05}.jsonl",
+            [
+                {"step": step, "prompt": prompt, "completion": text, "right": float(text == "1"), "advantage": 0.0}
+                for prompt, text in table
+            ],
+        )
+        for step, table in enumerate(tables, start=1)
+    ]
+    assert bring(recipe(), run, *files, "--trainer.prompts_per_step", "5") == 0
+    out = capsys.readouterr().out
+    assert "3 steps begin with completions of the step before, each of which is taken once" in out
+    assert [group.prompt for group in groups_of(run)] == [problem(place) for place in (0, 1, 2, 3, 8, 9, 8, 9, 8, 9)]
+    texts = [("0", "1", "2", "3")] * 4 + [tuple(f"{i}{j}" for j in range(4)) for i in (0, 0, 1, 1, 2, 2)]
+    assert [group.texts for group in groups_of(run)] == texts
+    other = RunFolder(tmp_path / "other")
+    assert bring(recipe(), other, files[3]) == 1  # alone it hides which is whose
+    error = capsys.readouterr().err
+    assert f"({files[3]}, line 1) has 8 completions in one step, more than sampling.num_generations = 4" in error
+
+
 def test_what_tokens_do_not_carry_is_told(chat_recipe: Path, run: RunFolder, tmp_path: Path, capsys):
     rows = [
         {"input": f"{place}=", "output": text, "gts": None, "score": 1.0, "step": 5}

@@ -101,6 +101,8 @@ def import_files(
         tell(note)
     with closing(Reader(recipe, samples)) as reader:
         found = without_lone(reader.groups(traces, tell), tell)
+    if shape == "trl":
+        check_one_group(found, recipe.sampling.num_generations)
     parts = [Part(groups, policy_of(recipe, groups)) for groups in in_rounds(recipe, found, tell)]
     check_gradable([group for part in parts for group in part.lacking], recipe)
     with run.lock("run"):
@@ -332,6 +334,18 @@ def check_one_prompt(gathered: Mapping[tuple[Any, ...], Sequence[Trace]]) -> Non
             raise ExchangeError(
                 f"{first.place} and {other.place} are both of round {place[0]}, position {place[1]}, and have other "
                 f"prompts. The files are of several runs: import each into a folder of its own."
+            )
+
+
+def check_one_group(groups: Sequence[Found], num_generations: int) -> None:
+    """Raises ExchangeError where rows of TRL's, which have no group but their step and prompt, are of several groups.
+    Those that were exported say their group."""
+    for group in groups:
+        if len(group.traces) > num_generations and group.traces[0].own.get("position") is None:
+            raise ExchangeError(
+                f"{group.place} has {len(group.traces)} completions in one step, more than sampling.num_generations = "
+                f"{num_generations}. Set it to TRL's; if it is that, they are of several groups, as where TRL evaluated "
+                f"or a batch had the prompt twice: leave all but one of these groups out."
             )
 
 

@@ -244,49 +244,57 @@ def read_traces(
     `weights` of columns make the reward of a table of TRL's; by default its `reward`, or all of them at 1.
     Raises ExchangeError where a file or a row cannot be read, or the files have several shapes.
     """
-    traces: list[Trace] = []
+    rows: list[Row] = []
     shapes: dict[str, Path] = {}
     sums: dict[str, Path] = {}
     if len({path.resolve() for path in paths}) < len(paths):
         raise ExchangeError(f"a file is given twice among {', '.join(map(str, paths))}. Name each once.")
     for path in paths:
-        rows = read_rows(path)
-        shape = shape_of(path, list(dict.fromkeys(name for _, row in rows[:100] for name in row)))
+        found = [Row(place, values) for place, values in read_rows(path)]
+        shape = shape_of(path, list(dict.fromkeys(name for row in found[:100] for name in row.values)))
         shapes.setdefault(shape, path)
         if len(shapes) > 1:
-            found = " and ".join(f"{SHAPES[name].what} ({at})" for name, at in shapes.items())
-            raise ExchangeError(f"the files have different formats: {found}. Import them one after the other.")
+            which = " and ".join(f"{SHAPES[name].what} ({at})" for name, at in shapes.items())
+            raise ExchangeError(f"the files have different formats: {which}. Import them one after the other.")
         if weights and shape != "trl":
             raise ExchangeError(
                 f"--reward names columns of TRL's table of completions; {path} is {SHAPES[shape].what}."
             )
-        chosen = reward_columns(path, [row for _, row in rows], weights) if shape == "trl" else {}
+        chosen = reward_columns(path, [row.values for row in found], weights) if shape == "trl" else {}
         sums.setdefault(" + ".join(f"{weight:g} x {name}" for name, weight in sorted(chosen.items())), path)
         if len(sums) > 1:
-            found = " and ".join(f"{how} ({at})" for how, at in sums.items())
-            raise ExchangeError(f"the files have different columns of rewards: {found}. Name those meant by --reward.")
-        traces += [SHAPES[shape].read(Row(place, row), chosen) for place, row in rows]
+            which = " and ".join(f"{how} ({at})" for how, at in sums.items())
+            raise ExchangeError(f"the files have different columns of rewards: {which}. Name those meant by --reward.")
+        rows += found
     told = [f"reward = {how}" for how in sums if how]
     if shape == "trl":
-        traces = without_repeats(traces, told)
-    return traces, shape, told
+        rows = without_repeats(rows, told)
+    return [SHAPES[shape].read(row, chosen) for row in rows], shape, told
 
 
-def without_repeats(traces: Sequence[Trace], told: list[str]) -> list[Trace]:
-    """TRL's completions, each step's once: it logs a batch again for every step that trains on it."""
-    kept: list[Trace] = []
-    last: list[tuple[Any, ...]] = []
-    num_repeats = 0
-    for _, step in groupby(traces, key=lambda trace: trace.key):
-        rows = list(step)
-        content = [(trace.group[:3], trace.text) for trace in rows]
-        if content == last:
-            num_repeats += 1
-        else:
-            kept += rows
-        last = content
+def without_repeats(rows: Sequence[Row], told: list[str]) -> list[Row]:
+    """TRL's completions, each once. Its table is of the last ones, as many as a batch has. So it has a batch again for
+    every step that trains on it, and begins with the rest of the table before where fewer came, of an evaluation."""
+    kept: list[Row] = []
+    last: list[str] = []
+    num_repeats = num_rests = 0
+    for _, table in groupby(rows, key=lambda row: row.need("step")):
+        found = list(table)
+        logged = [json.dumps({**row.values, "step": None}, default=str, sort_keys=True) for row in found]
+        starts = range(max(0, len(last) - len(logged)), len(last))
+        again = next((len(last) - start for start in starts if last[start:] == logged[: len(last) - start]), 0)
+        num_repeats += again == len(found)
+        num_rests += 0 < again < len(found)
+        kept += found[again:]
+        last = logged
     if num_repeats:
         told.append(f"{num_repeats} steps repeat the completions of the step before, and are left out")
+    if num_rests:
+        told.append(
+            f"{num_rests} steps begin with completions of the step before, each of which is taken once. So TRL logs "
+            f"where it evaluates, and completions of evaluations are among the rows: leave these out if they are not to "
+            f"be trained on"
+        )
     return kept
 
 
