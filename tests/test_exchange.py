@@ -583,6 +583,17 @@ def test_a_batch_that_trl_logs_at_several_steps_counts_once(trl_tables: Path, re
     assert [len(group.completions) for group in groups_of(run)] == [4] * 4
 
 
+def test_a_reward_function_of_trls_that_is_called_reward_is_one_of_the_sum(recipe, run: RunFolder, tmp_path, capsys):
+    rows = [
+        {"step": 1, "prompt": row["prompt"], "completion": row["completion"], "reward": row["reward"], "format": 0.5}
+        for row in traces()
+    ]
+    file = write_lines(tmp_path / "rows.jsonl", [{**row, "advantage": 0.0} for row in rows])
+    assert bring(recipe(), run, file) == 0
+    assert "reward = 1 x format + 1 x reward" in capsys.readouterr().out
+    assert all(group.rewards.tolist() == [1.5, 0.5, 0.5, 0.5] for group in groups_of(run))
+
+
 def test_the_tables_of_a_trl_run_that_evaluates_give_each_completion_once(recipe, run: RunFolder, tmp_path, capsys):
     """Its table is of the last 16 completions: those of a batch, which three evaluations of 8 push out."""
     trained = [(problem(place), str(answer)) for place in range(4) for answer in range(4)]

@@ -241,7 +241,7 @@ def read_traces(
 ) -> tuple[list[Trace], str, list[str]]:
     """The completions of some files, the name of their shape, and what should be known of how they were read.
 
-    `weights` of columns make the reward of a table of TRL's; by default its `reward`, or all of them at 1.
+    `weights` of columns make the reward of a table of TRL's; by default all of them at 1, or an export's `reward`.
     Raises ExchangeError where a file or a row cannot be read, or the files have several shapes.
     """
     rows: list[Row] = []
@@ -302,11 +302,12 @@ def reward_columns(
     path: Path, rows: Sequence[Mapping[str, Any]], weights: Mapping[str, float] | None
 ) -> Mapping[str, float]:
     """The reward columns of a table of TRL's, with their weights: TRL writes numbers with a point for each function,
-    and does not say which of the columns they are."""
+    and does not say which of the columns they are. A table that was exported has their sum too, as `reward`."""
     known = {*OWN, *SHAPES["trl"].needs}
     names = dict.fromkeys(name for row in rows for name in row if name not in known)
     found = [name for name in names if all(isinstance(row.get(name, 0.0), float) for row in rows)]
-    chosen = weights or ({"reward": 1.0} if "reward" in found else dict.fromkeys(found, 1.0))
+    has_sum = "reward" in found and all("policy_digest" in row for row in rows)
+    chosen = weights or ({"reward": 1.0} if has_sum else dict.fromkeys(found, 1.0))
     if missing := [name for name in chosen if name not in found]:
         raise ExchangeError(
             f"{path} has no column of rewards {', '.join(missing)}; it has {', '.join(found) or 'none'}. Name them by "
