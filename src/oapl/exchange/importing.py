@@ -178,7 +178,7 @@ class Reader:
             )
         if self.num_near_limit:
             tell(
-                f"{self.num_near_limit} of {len(traces)} completions have neither finish_reason nor token_ids, and have "
+                f"{self.num_near_limit} of {len(traces)} completions have no finish_reason and no token_ids, and have "
                 f"sampling.max_completion_length = {limit} tokens, give or take {self.slack}: they are taken as cut"
             )
         if self.num_unlike:
@@ -344,7 +344,7 @@ def check_one_group(groups: Sequence[Found], num_generations: int) -> None:
         if len(group.traces) > num_generations and group.traces[0].own.get("position") is None:
             raise ExchangeError(
                 f"{group.place} has {len(group.traces)} completions in one step, more than sampling.num_generations = "
-                f"{num_generations}. Set it to TRL's; if it is that, they are of several groups, as where TRL evaluated "
+                f"{num_generations}. Set it to TRL's; if it is that, they are of several groups, as if TRL evaluated "
                 f"or a batch had the prompt twice: leave all but one of these groups out."
             )
 

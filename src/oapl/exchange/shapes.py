@@ -108,7 +108,7 @@ class Row:
         more = [each for each, inner in value[0].items() if inner and each not in ("role", "content")]
         if more and "token_ids" not in self.values:
             raise self.error(
-                f"the message in `{name}` has, besides its `content`, {', '.join(more)}, which the model wrote too. Put "
+                f"the message in `{name}` has, besides its `content`, {', '.join(more)}, which the model wrote. Put "
                 f"all that it wrote into `content`, as it wrote it, or give `token_ids`."
             )
         return str(value[0]["content"])
@@ -292,7 +292,7 @@ def without_repeats(rows: Sequence[Row], told: list[str]) -> list[Row]:
     if num_rests:
         told.append(
             f"{num_rests} steps begin with completions of the step before, each of which is taken once. So TRL logs "
-            f"where it evaluates, and completions of evaluations are among the rows: leave these out if they are not to "
+            f"where it evaluates, and completions of evaluations are among the rows: leave them out if they are not to "
             f"be trained on"
         )
     return kept
