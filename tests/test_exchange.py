@@ -288,6 +288,25 @@ def test_log_probs_that_are_not_there_are_the_models_own(recipe, run: RunFolder,
     assert (origin["logprobs"], origin["num_sampled"]) == ("of the model", 0)
 
 
+def test_names_that_mean_other_things_elsewhere_are_not_taken_for_the_stores(recipe, run: RunFolder, tmp_path: Path):
+    """A completion's place in its group, an epoch, the gold answer: no `policy_digest` says they are an export's."""
+    others = [{"position": i % 4, "round": i % 2, "answer": "gold", "reason": "gold"} for i in range(16)]
+    rows = [{**row, **other} for row, other in zip(traces(), others, strict=True)]
+    assert bring(recipe(), run, write_lines(tmp_path / "rows.jsonl", rows)) == 0
+    assert [len(group.completions) for group in groups_of(run)] == [4] * 4
+    assert json.loads((run.round(0).path / "imported.json").read_text())["num_sampled"] == 0
+    verdicts = [verdict for group in groups_of(run) for verdict in group.verdicts]
+    assert all((verdict.answer, verdict.reason) == (None, "") for verdict in verdicts)
+
+
+def test_log_probs_of_unknown_tokens_are_no_anchor(recipe, run: RunFolder, tmp_path: Path):
+    """Of as many tokens as the text has here, which may be others."""
+    rows = [{**row, "logprobs": [-1.0] * len(row["completion"]), "finish_reason": "length"} for row in traces()]
+    assert bring(recipe(), run, write_lines(tmp_path / "rows.jsonl", rows)) == 0
+    assert json.loads((run.round(0).path / "imported.json").read_text())["logprobs"] == "of the model"
+    assert run.round(0).load().policy == run.policy(0)
+
+
 def test_the_end_token_stands_where_a_completion_ended_by_itself(recipe, run: RunFolder, tmp_path: Path):
     texts = ["1234567890", "123456789", "12", "5=", "3"]
     rows = traces(texts)
@@ -311,7 +330,7 @@ def test_a_text_of_nearly_the_limits_tokens_was_cut(recipe, run: RunFolder, tmp_
     found = [(len(each.token_ids), each.finish_reason) for each in groups_of(run)[0].completions]
     assert found == [(37 + 1, "stop"), *((length, "length") for length in lengths[1:])]
     told = "20 of 24 completions have neither finish_reason nor token_ids, and have sampling.max_completion_length = 40"
-    assert f"{told} tokens, give or take 2: they are taken as cut" in capsys.readouterr().out
+    assert f"{told} tokens, give or take 2: taken as cut" in capsys.readouterr().out
     for more in ({"completion": "1" * 43}, {"token_ids": [3] * 41}):
         other = RunFolder(tmp_path / "other")
         assert bring(path, other, write_lines(tmp_path / "rows.jsonl", [*rows[:-1], {**rows[-1], **more}])) == 1
@@ -668,7 +687,7 @@ def bad(**changes: Any) -> list[dict[str, Any]]:
             "line 2: more rows of this prompt earned 1 than its `response_rewards`",
         ),
         (
-            [{**row, "round": 0, "position": 0} for row in traces()],
+            [{**row, "policy_digest": "f" * 64, "round": 0, "position": 0} for row in traces()],
             "line 5 and FILE, line 1 are both of round 0, position 0, and have other prompts",
         ),
         (traces()[:4], "the files hold 1 groups, fewer than a round of the recipe has: 4"),

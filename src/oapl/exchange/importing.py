@@ -178,8 +178,8 @@ class Reader:
             )
         if self.num_near_limit:
             tell(
-                f"{self.num_near_limit} of {len(traces)} completions have no finish_reason and no token_ids, and have "
-                f"sampling.max_completion_length = {limit} tokens, give or take {self.slack}: they are taken as cut"
+                f"{self.num_near_limit} of {len(traces)} completions have neither finish_reason nor token_ids, and "
+                f"have sampling.max_completion_length = {limit} tokens, give or take {self.slack}: taken as cut"
             )
         if self.num_unlike:
             tell(
@@ -262,7 +262,7 @@ class Reader:
         return ids
 
     def completion(self, trace: Trace, num_prompt: int) -> Completion:
-        """Its tokens, and its log-probs where the row has as many; else `UNSET`."""
+        """Its tokens, and its log-probs where the row has them; else `UNSET`."""
         asked = self.recipe.sampling.temperature
         if trace.own.get("temperature", asked) != np.float32(asked):
             raise ExchangeError(
@@ -287,9 +287,7 @@ class Reader:
                 f"{trace.place}: {num_prompt} tokens of the prompt and {len(ids)} of the completion pass the model's "
                 f"context of {self.context_length}."
             )
-        logprobs = trace.own.get("logprobs", [])
-        if len(logprobs) != len(ids):  # of text, other tokens than the sampler's
-            logprobs = np.full(len(ids), UNSET)
+        logprobs = trace.own.get("logprobs") or np.full(len(ids), UNSET)
         return Completion(np.array(ids, np.int32), np.array(logprobs, np.float32), reason)
 
     def encode(self, trace: Trace) -> tuple[list[int], FinishReason]:
@@ -344,8 +342,8 @@ def check_one_group(groups: Sequence[Found], num_generations: int) -> None:
         if len(group.traces) > num_generations and group.traces[0].own.get("position") is None:
             raise ExchangeError(
                 f"{group.place} has {len(group.traces)} completions in one step, more than sampling.num_generations = "
-                f"{num_generations}. Set it to TRL's; if it is that, they are of several groups, as if TRL evaluated "
-                f"or a batch had the prompt twice: leave all but one of these groups out."
+                f"{num_generations}. Set it to TRL's; if it is that, they are of several groups, as where TRL "
+                f"evaluated or a batch had the prompt twice: leave all but one of these groups out."
             )
 
 
@@ -464,7 +462,7 @@ def recompute(recipe: Recipe, run: RunFolder, model: PolicyRef, parts: Sequence[
     if not groups:
         return
     num_without = sum(completion.logprobs[0] == UNSET for group in groups for completion in group.completions)
-    why = f"{num_without} completions have none that fit" if num_without else "the files' are not of this one policy"
+    why = f"{num_without} completions have none" if num_without else "the files' are not of this one policy"
     tell(f"log-probs by {recipe.model.name_or_path}, as {why} …")
     use_threads(recipe.trainer.num_threads)
     anchor = Anchor(on_host(recipe), ALONE)

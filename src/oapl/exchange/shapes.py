@@ -26,6 +26,8 @@ OWN = (
     *("answer", "reason", "scores", "other_rewards", "policy_version", "policy_digest", "temperature", "verifier"),
 )
 """Columns of the store that every shape carries as extra ones."""
+OF_EXPORTS = ("round", "position", "index", "answer", "reason")
+"""Those whose names mean something else elsewhere: they are read beside a `policy_digest`, as exports have it."""
 LARGEST_LOGPROB = 1e-3
 """Nats above 0 that a rounded log-prob may be."""
 
@@ -108,14 +110,18 @@ class Row:
         more = [each for each, inner in value[0].items() if inner and each not in ("role", "content")]
         if more and "token_ids" not in self.values:
             raise self.error(
-                f"the message in `{name}` has, besides its `content`, {', '.join(more)}, which the model wrote. Put "
-                f"all that it wrote into `content`, as it wrote it, or give `token_ids`."
+                f"the message in `{name}` has, besides its `content`, {', '.join(more)}, which the model wrote too. "
+                f"Put all that it wrote into `content`, as it wrote it, or give `token_ids`."
             )
         return str(value[0]["content"])
 
     def own(self) -> dict[str, Any]:
         """The store's columns that the row has, those checked that something is made of."""
         found = {name: self.values[name] for name in OWN if name in self.values}
+        without = () if "policy_digest" in found else OF_EXPORTS
+        if "token_ids" not in found:
+            without = (*without, "logprobs")  # of which tokens, is not known
+        found = {name: value for name, value in found.items() if name not in without}
         for name, kind in (
             ("prompt_ids", int),
             ("token_ids", int),
@@ -130,7 +136,7 @@ class Row:
         logprobs = found.get("logprobs", [])
         if not all(math.isfinite(each) and each < LARGEST_LOGPROB for each in logprobs):
             raise self.error("`logprobs` must be natural logs of probabilities, finite and not above 0.")
-        if "token_ids" in found and len(logprobs) not in (0, len(found["token_ids"])):
+        if len(logprobs) not in (0, len(found.get("token_ids", ()))):
             raise self.error(f"{len(found['token_ids'])} `token_ids` and {len(logprobs)} `logprobs`.")
         if not isinstance(found.get("scores", {}), dict):
             del found["scores"]  # another's, of that name
@@ -292,8 +298,8 @@ def without_repeats(rows: Sequence[Row], told: list[str]) -> list[Row]:
     if num_rests:
         told.append(
             f"{num_rests} steps begin with completions of the step before, each of which is taken once. So TRL logs "
-            f"where it evaluates, and completions of evaluations are among the rows: leave them out if they are not to "
-            f"be trained on"
+            f"where it evaluates, and completions of evaluations are among the rows: leave these out if they are not "
+            f"to be trained on"
         )
     return kept
 
