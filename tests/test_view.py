@@ -795,6 +795,23 @@ def test_the_keyboard_alone_does(page: Page):
     assert "step 3" in page.text(".chart .legend")
 
 
+def test_keys_that_are_quicker_than_the_server_still_show_the_completion_of_the_address(page: Page):
+    page.open(f"#run?run={OTHER}")
+    page.wait(f"{ROWS} === 50")
+    page.driver.execute_script(
+        "const quick = window.fetch; window.fetch = async (...given) => {"
+        "if (given[0].includes('/api/group')) await new Promise((go) => setTimeout(go, 1000)); return quick(...given); }"
+    )
+    page.driver.execute_script("document.querySelectorAll('a.row')[3].click()")  # the last answer of its group
+    page.wait("document.querySelector('#completion-text')")
+    page.press("j", "j")  # the next group's first answer, then its second
+    page.wait("document.querySelector('#dialog-title').textContent.includes('answer 2')")
+    assert page.value("location.hash.includes('open=29.5.1')")
+    assert page.text("#dialog-title") == "Round 29, train/5, answer 2 of 4"
+    assert page.text("#dialog details pre") == "use 1 2 3 make 5\n"
+    page.wait("document.querySelector('.why')")  # scoring was asked for as well
+
+
 def test_nothing_is_fetched_from_elsewhere_and_little_from_here(page: Page):
     page.driver.get_log("performance")
     page.open(f"#run?run={OTHER}")

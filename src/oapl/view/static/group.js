@@ -27,31 +27,32 @@ export class Opened {
       return;
     }
     const [round, position, index] = open.split(".").map(Number);
-    const isSame = this.group && this.of === `${run} ${round}.${position}`;
     this.last = open;
     this.where = { run, round, position, index: index || 0, at };
     if (!this.dialog.open) {
       put(this.dialog, el("h2", { id: "dialog-title" }, "Completion"));
       this.dialog.showModal();
     }
-    if (isSame) {
-      this.show();
-      return;
+    const of = `${run} ${round}.${position}`;
+    if (this.of !== of) {
+      this.of = of;
+      this.group = this.scores = null;
     }
-    this.of = `${run} ${round}.${position}`;
-    this.scores = null;
-    try {
-      const group = await ask("group", { run, round, position });
-      if (this.shown !== key) return;
+    if (!this.group) {
+      let group = null, error = null;
+      try {
+        group = await ask("group", { run, round, position });
+      } catch (problem) {
+        error = problem.message;
+      }
+      if (this.of !== of || this.group) return; // another group by now, or this one by another request
       this.group = group;
-      this.error = null;
-    } catch (error) {
-      if (this.shown !== key) return;
-      this.group = null;
-      this.error = error.message;
+      this.error = error;
+      if (!this.shown) return; // closed
     }
     this.show();
-    if (this.group?.answers.some((answer) => answer.reward !== undefined)) this.timer = setTimeout(() => this.score(), WAIT_MS);
+    const isGraded = this.group?.answers.some((answer) => answer.reward !== undefined);
+    if (isGraded && !this.scores) this.timer = setTimeout(() => this.scores || this.score(), WAIT_MS);
   }
 
   async score(large = false) {
@@ -65,14 +66,16 @@ export class Opened {
     } catch (error) {
       scores = { why: error.message };
     }
-    if (this.of !== of || !this.dialog.open) return;
+    if (this.of !== of) return;
     this.scores = scores;
     if (scores.answers) {
       const sizes = scores.answers.flatMap((answer) => answer.ratios.filter((value) => value !== null).map(Math.abs)).sort((a, b) => a - b);
       this.scale = Math.max(LEAST_SCALE, sizes[Math.floor(0.95 * (sizes.length - 1))] || 0);
     }
-    this.showText();
-    this.tellScores();
+    if (this.dialog.open && this.group) {
+      this.showText();
+      this.tellScores();
+    }
   }
 
   show() {
@@ -129,7 +132,8 @@ export class Opened {
   }
 
   showText() {
-    const answer = this.group.answers[this.where.index];
+    const answer = this.group?.answers[this.where.index];
+    if (!answer) return; // not here yet
     const scored = this.scores?.answers?.[this.where.index];
     this.token = null;
     this.reading.textContent = "";
