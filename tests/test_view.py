@@ -23,7 +23,7 @@ import pytest
 
 import browser
 
-pytest.importorskip("duckdb", reason="no duckdb here: pip install 'oapl[view]'")
+duckdb = pytest.importorskip("duckdb", reason="no duckdb here: pip install 'oapl[view]'")
 pytest.importorskip("starlette", reason="no starlette here: pip install 'oapl[view]'")
 
 from starlette.testclient import TestClient
@@ -249,6 +249,33 @@ def test_a_damaged_shard_is_named_and_the_others_are_shown(run: RunFolder, tmp_p
     assert [note.partition(":")[0] for note in index.progress.notes] == ["Shard 1 of round 1 is left out"]
     assert len(index.search(Filters(text="1+2"))["rows"]) == 5 * 2
     index.close()
+
+
+@pytest.mark.parametrize("position", ["x", True, -1, 2**70])
+def test_a_seal_with_a_failure_of_the_wrong_kind_leaves_out_its_shard_and_doubles_no_other(
+    run: RunFolder, tmp_path: Path, position: Any
+):
+    path = Path(run.round(0).seal_path(2))
+    seal = json.loads(path.read_text())
+    seal["failed"][0]["position"] = position
+    path.write_text(json.dumps(seal))
+    index = Index(run, 1.0, None, tmp_path / "index")
+    wait_for(lambda: index.progress.num_read == 6, "the index of six shards")
+    index.update()
+    assert index.page(Filters())["total"] == 5 * 8
+    assert index.page(Filters(verdict="failed"))["total"] == 0
+    (note,) = index.progress.notes
+    assert note.startswith("Shard 2 of round 0 is left out: its seal")
+    index.close()
+
+
+def test_a_batch_that_cannot_be_taken_in_leaves_nothing_behind(index: Index):
+    cursor = index._database.cursor()
+    bad = {(0, 0): [(0, 0, "x", "train/0", "why")]}
+    with pytest.raises(duckdb.Error):
+        index._insert({(0, 0): index._files[0, 0]}, bad, cursor)
+    assert index.page(Filters())["total"] == 6 * 8  # the answers of the failed group are shown as well
+    cursor.execute("SELECT 1")  # and the next can begin
 
 
 def test_the_graders_own_score_says_what_is_right_where_other_rewards_are_added(tmp_path: Path):

@@ -239,45 +239,60 @@ class Index:
 
     def _read(self, seals: Mapping[Shard, tuple[int, int, int]], cursor: duckdb.DuckDBPyConnection) -> None:
         files: dict[Shard, str] = {}
-        failed: list[tuple[Any, ...]] = []
+        failed: dict[Shard, list[tuple[Any, ...]]] = {}
         for index, number in seals:
             folder = self._run.round(index)
             try:
                 seal = folder.shard_seal(number)
                 path = str(self._inside(parquet_of(folder.seal_path(number))))
-                failed += [(index, number, f["position"], f["prompt_id"], f["cause"]) for f in seal["failed"]]
+                failed[index, number] = [(index, number, *failed_facts(each)) for each in seal["failed"]]
                 files[index, number] = path
             except (StoreError, KeyError, TypeError) as error:
-                self._note(f"Shard {number} of round {index} is left out: {error}")
-        self._insert(files, cursor)
-        if failed:
-            cursor.executemany("INSERT INTO failed VALUES (?, ?, ?, ?, ?)", failed)
+                self._leave_out((index, number), error)
+        try:
+            self._insert(files, failed, cursor)
+        except duckdb.Error:  # one of them is damaged
+            for shard in list(files):
+                try:
+                    self._insert({shard: files[shard]}, failed, cursor)
+                except duckdb.Error as error:
+                    del files[shard]
+                    self._leave_out(shard, error)
         self._files.update(files)
         self._seals.update(seals)
         self.progress.num_read = len(self._seals)
         self.progress.num_sealed = max(self.progress.num_sealed, len(self._seals))
         self.progress.version += 1
 
-    def _insert(self, files: dict[Shard, str], cursor: duckdb.DuckDBPyConnection) -> None:
-        """Reads files together, or where one of them is damaged, one by one; takes that one out."""
+    def _insert(
+        self,
+        files: Mapping[Shard, str],
+        failed: Mapping[Shard, Sequence[tuple[Any, ...]]],
+        cursor: duckdb.DuckDBPyConnection,
+    ) -> None:
+        """Takes in all of these shards, or raises duckdb.Error and none."""
+        if not files:
+            return
         mark = "reward"
-        values: dict[str, Any] = {"threshold": self._threshold}
+        values: dict[str, Any] = {"threshold": self._threshold, "files": patterns(files.values())}
         if self._judged_by is not None:
             mark = "CASE WHEN reward IS NOT NULL THEN coalesce(map_extract_value(scores, $judge), 0) END"
             values["judge"] = self._judged_by
-        sql = READ.format(mark=mark)
+        rows = [row for shard in files for row in failed[shard]]
+        cursor.begin()
         try:
-            if files:
-                cursor.execute(sql, {**values, "files": patterns(files.values())})
-            return
-        except duckdb.Error:
-            pass
-        for shard, file in list(files.items()):
-            try:
-                cursor.execute(sql, {**values, "files": patterns([file])})
-            except duckdb.Error as error:
-                del files[shard]
-                self._note(f"Shard {shard[1]} of round {shard[0]} is left out: {str(error).splitlines()[0]}")
+            cursor.execute(READ.format(mark=mark), values)
+            if rows:
+                cursor.executemany("INSERT INTO failed VALUES (?, ?, ?, ?, ?)", rows)
+            cursor.commit()
+        except BaseException:
+            with suppress(duckdb.Error):  # where the commit failed there is nothing to take back
+                cursor.rollback()
+            raise
+
+    def _leave_out(self, shard: Shard, error: Exception) -> None:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        self._note(f"Shard {shard[1]} of round {shard[0]} is left out: {why}")
 
     def _inside(self, path: Any) -> Path:
         """The file itself. Raises StoreError where it lies outside of the run."""
@@ -397,6 +412,14 @@ class Index:
             }
             for row in rows:
                 row["text"] = texts.get((row["round"], row["position"], row.get("idx")), "")
+
+
+def failed_facts(failed: Any) -> tuple[int, str, str]:
+    """What a seal says of a group that could not be graded. Raises StoreError where it is of another kind."""
+    position, prompt_id, cause = failed["position"], failed["prompt_id"], failed["cause"]
+    if not (type(position) is int and 0 <= position < 2**31 and isinstance(prompt_id, str) and isinstance(cause, str)):
+        raise StoreError(f"its seal has no position, prompt_id and cause in {str(failed)[:200]}")
+    return position, prompt_id, cause
 
 
 def patterns(files: Any) -> list[str]:
