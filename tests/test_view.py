@@ -269,6 +269,42 @@ def test_a_seal_with_a_failure_of_the_wrong_kind_leaves_out_its_shard_and_double
     index.close()
 
 
+def test_a_seal_that_is_no_file_or_nested_without_end_leaves_out_its_shard_and_the_index_goes_on(
+    run: RunFolder, tmp_path: Path
+):
+    seals = [Path(run.round(0).seal_path(number)) for number in (0, 1)]
+    seals[0].write_text("[" * 200_000)
+    seals[1].unlink()
+    os.mkfifo(seals[1])
+    parquet = Path(run.round(0).parquet_path(2))
+    parquet.unlink()
+    parquet.symlink_to(parquet)
+    index = Index(run, 1.0, None, tmp_path / "index")
+    wait_for(lambda: index.progress.num_read == 6, "the index of six shards")
+    assert index.page(Filters())["total"] == 3 * 8
+    assert sorted(note.partition(" is left out")[0] for note in index.progress.notes) == [
+        f"Shard {number} of round 0" for number in range(3)
+    ]
+    index.close()
+
+
+def test_the_index_goes_on_after_a_look_that_failed(
+    run: RunFolder, index: Index, monkeypatch: pytest.MonkeyPatch
+):
+    look = index.update
+    failures = iter([RuntimeError("once")])
+
+    def fail_once() -> None:
+        for failure in failures:
+            raise failure
+        look()
+
+    monkeypatch.setattr(index, "update", fail_once)
+    wait_for(lambda: index.progress.notes == ["The index cannot be kept up now: once"], "the note")
+    Path(run.round(1).seal_path(2)).unlink()
+    wait_for(lambda: index.progress.num_read == 5, "the next look")
+
+
 def test_a_batch_that_cannot_be_taken_in_leaves_nothing_behind(index: Index):
     cursor = index._database.cursor()
     bad = {(0, 0): [(0, 0, "x", "train/0", "why")]}

@@ -61,15 +61,18 @@ class Views:
     def index(self, found: Found) -> Index:
         """That of the run, which is made from now on where there is none. Of many, the one that was asked for longest
         ago is closed."""
+        old: Index | None = None
         with self._lock:
             if found.name not in self._indexes:
                 folder = Path(tempfile.mkdtemp(dir=self._folder))
                 task = found.recipe.task
                 self._indexes[found.name] = Index(found.run, task.success_threshold, task.judged_by, folder)
                 if len(self._indexes) > MAX_INDEXES:
-                    self._indexes.popitem(last=False)[1].close()
+                    old = self._indexes.popitem(last=False)[1]
             self._indexes.move_to_end(found.name)
             index = self._indexes[found.name]
+        if old is not None:
+            old.close()  # may take its time, for which nobody else is to wait
         index.ask()
         return index
 

@@ -35,7 +35,11 @@ PAGE = 50
 """Completions that one answer holds, but for those of a shard that are found together."""
 SEARCH_S = 0.6
 """Seconds that one search reads for."""
+CLOSE_S = 5.0
+"""Seconds that closing waits for the thread."""
 MAX_NOTES = 20
+MAX_SEAL = 16_000_000
+"""Bytes of a seal that are read."""
 SETTLED_NS = 3_000_000_000
 """A folder that was changed longer ago than this shows every later change in its time."""
 
@@ -169,8 +173,8 @@ class Index:
         while not self._closed.is_set():
             try:
                 self.update()
-            except (OSError, duckdb.Error) as error:  # a disk that is full, a run that is being removed
-                self._note(f"The index cannot be kept up now: {str(error).splitlines()[0]}")
+            except Exception as error:  # a disk that is full, a run that is being removed; the next look may do better
+                self._note(f"The index cannot be kept up now: {first_line(error)}")
             self._closed.wait(POLL_S)
             if time.monotonic() - self._asked_at > IDLE_S:
                 self._asked.clear()
@@ -184,8 +188,9 @@ class Index:
     def close(self) -> None:
         self._closed.set()
         self._asked.set()
-        self._thread.join()
-        self._database.close()
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():  # it may wait for a file system that does not answer
+            self._database.close()
 
     def update(self) -> None:
         """Takes in what was sealed, moved aside or sealed again since the last time."""
@@ -243,11 +248,13 @@ class Index:
         for index, number in seals:
             folder = self._run.round(index)
             try:
+                if self._inside(folder.seal_path(number)).stat().st_size > MAX_SEAL:
+                    raise StoreError(f"its seal has more than {MAX_SEAL:,} bytes")
                 seal = folder.shard_seal(number)
                 path = str(self._inside(parquet_of(folder.seal_path(number))))
                 failed[index, number] = [(index, number, *failed_facts(each)) for each in seal["failed"]]
                 files[index, number] = path
-            except (StoreError, KeyError, TypeError) as error:
+            except Exception as error:  # whatever a file can hold
                 self._leave_out((index, number), error)
         try:
             self._insert(files, failed, cursor)
@@ -291,14 +298,15 @@ class Index:
             raise
 
     def _leave_out(self, shard: Shard, error: Exception) -> None:
-        why = (str(error) or type(error).__name__).splitlines()[0]
-        self._note(f"Shard {shard[1]} of round {shard[0]} is left out: {why}")
+        self._note(f"Shard {shard[1]} of round {shard[0]} is left out: {first_line(error)}")
 
     def _inside(self, path: Any) -> Path:
-        """The file itself. Raises StoreError where it lies outside of the run."""
+        """The file itself. Raises StoreError where it lies outside of the run, or is none: reading a pipe never ends."""
         real = Path(path).resolve()
         if not real.is_relative_to(self._root):
             raise StoreError(f"{path} is a link out of the run, which is not followed")
+        if not real.is_file():
+            raise StoreError(f"{path} is no file")
         return real
 
     def _note(self, note: str) -> None:
@@ -420,6 +428,10 @@ def failed_facts(failed: Any) -> tuple[int, str, str]:
     if not (type(position) is int and 0 <= position < 2**31 and isinstance(prompt_id, str) and isinstance(cause, str)):
         raise StoreError(f"its seal has no position, prompt_id and cause in {str(failed)[:200]}")
     return position, prompt_id, cause
+
+
+def first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def patterns(files: Any) -> list[str]:
