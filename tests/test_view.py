@@ -417,9 +417,10 @@ def test_runs_are_listed_newest_activity_first_and_new_ones_appear(
     make_run(Path(run.path).parent / "studies" / "one" / "runs" / "b")
     assert [each["name"] for each in client.get("/api/runs").json()["runs"]] == ["studies/one/runs/b", NAME]
     (Path(run.path).parent / "broken").mkdir()
-    (Path(run.path).parent / "broken" / "config.toml").write_text("no = recipe")
-    (note,) = client.get("/api/runs").json()["notes"]
-    assert note.startswith("broken: ")
+    for damage in ("no = recipe", "no = " + "[" * 50_000):
+        (Path(run.path).parent / "broken" / "config.toml").write_text(damage)
+        (note,) = client.get("/api/runs").json()["notes"]
+        assert note.startswith("broken: ")
 
 
 def test_nothing_is_written_into_a_run(run: RunFolder, client: TestClient):
@@ -468,6 +469,61 @@ def test_links_out_of_the_folder_are_not_followed(run: RunFolder, tmp_path: Path
         assert completions(client, first_round=1)["total"] == 2 * 8
         answer = client.get("/api/group", params={"run": NAME, "round": 1, "position": 2})
         assert (answer.status_code, "is not followed" in answer.text) == (404, True)
+
+
+@pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl", "summary.json", "collapse.json"])
+def test_a_run_whose_own_file_is_a_link_out_is_a_note_and_the_file_is_not_read(
+    run: RunFolder, tmp_path: Path, file: str
+):
+    secret = make_run(tmp_path / "secret")
+    (secret.path / "collapse.json").write_text("{}")
+    (secret.path / "summary.json").write_text("{}")
+    linked = make_run(Path(run.path).parent / "linked")
+    Path(linked.path / file).unlink(missing_ok=True)
+    Path(linked.path / file).symlink_to(secret.path / file)
+    with client_of(Path(run.path).parent) as client:
+        answer = client.get("/api/runs").json()
+        assert [each["name"] for each in answer["runs"]] == [NAME]
+        (note,) = answer["notes"]
+        assert note.startswith("linked: ") and note.endswith("is not followed")
+        assert client.get("/api/state", params={"run": "linked"}).status_code == 404
+
+
+def test_links_out_among_seals_leases_and_weights_are_not_followed(run: RunFolder, tmp_path: Path):
+    secret = make_run(tmp_path / "secret")
+    seal = Path(run.round(0).seal_path(0))
+    seal.unlink()
+    seal.symlink_to(secret.round(0).seal_path(0))
+    (run.round(1).path / "leases").symlink_to(secret.path)
+    run.publish_policy(0, 0, lambda place: (place / "model.safetensors").write_bytes(b"x"))
+    weights = Path(run.policy_path(0)) / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(secret.config_path)
+    with client_of(Path(run.path).parent, pieces_and_ratios) as client:
+        state = client.get("/api/state", params={"run": NAME}).json()
+        assert [each["index"] for each in state["rounds"]] == [1]
+        assert state["wire"] == []
+        assert all(note.endswith("is not followed") for note in state["notes"]) and len(state["notes"]) == 2
+        for kind, query in (("group", {"round": 0, "position": 0}), ("scores", {"round": 1, "position": 0})):
+            answer = client.get(f"/api/{kind}", params={"run": NAME, **query})
+            assert (answer.status_code, "is not followed" in answer.text) == (404, True)
+
+
+def test_one_malformed_file_hides_neither_its_run_nor_the_others(run: RunFolder):
+    bad = make_run(Path(run.path).parent / "bad")
+    seal = Path(bad.round(0).seal_path(0))
+    seal.write_text(json.dumps({**json.loads(seal.read_text()), "num_groups": "x"}))
+    (bad.round(1).path / "leases").mkdir()
+    (bad.round(1).path / "leases" / "block-00000.0.json").write_text("[]")
+    with open(bad.metrics_path, "a") as metrics:
+        metrics.write('{"step": "7"}\n' + "[" * 50_000 + "\n")
+    with client_of(Path(run.path).parent) as client:
+        assert {each["name"] for each in client.get("/api/runs").json()["runs"]} == {NAME, "bad"}
+        state = client.get("/api/state", params={"run": "bad"}).json()
+        assert [each["index"] for each in state["rounds"]] == [1]
+        assert state["step"] == 7
+        (note,) = state["notes"]
+        assert note.startswith("Round 0 cannot be shown now: ")
 
 
 @pytest.mark.parametrize("number", ["", "x", "1e9", "99999999999", "--1", "\u0661"])

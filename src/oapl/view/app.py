@@ -30,7 +30,7 @@ from oapl.store.files import read_bytes
 from oapl.types import Group
 from oapl.view.access import Access, is_loopback, names_of_machine
 from oapl.view.index import Filters, Index
-from oapl.view.runs import Found, Runs
+from oapl.view.runs import Found, Runs, check_folder, check_inside
 from oapl.view.state import State
 
 STATIC = Path(__file__).parent / "static"
@@ -89,6 +89,9 @@ class Views:
         version = run.newest_version()
         if version is None:
             return {"why": "The run holds no policy any more."}
+        policy = Path(run.policy_path(version))
+        for path in (policy, *policy.rglob("*")):
+            check_inside(path, Path(run.path))
         key = (found.name, str(run.policy_path(version)), index, position, shown.round.policy.digest)
         if key in self._scores:
             return self._scores[key]
@@ -155,14 +158,13 @@ class Views:
         folder, missing = found.run.round(index), f"{found.name} holds no group {position} of round {index}"
         if index < 0 or position < 0 or not folder.is_open():
             raise StoreError(f"{missing}: it has no such round.")
-        if not Path(folder.path).resolve().is_relative_to(Path(found.run.path).resolve()):
-            raise StoreError(f"{missing}: the round is a link out of the run, which is not followed.")
+        root = Path(found.run.path)
+        check_folder(Path(folder.path), root)
         round = folder.load()
         number = position // round.prompts_per_shard
         if position >= round.num_prompts or not folder.has_shard(number):
             raise StoreError(f"{missing} yet: its shard is not sealed.")
-        if not Path(folder.parquet_path(number)).resolve().is_relative_to(Path(found.run.path).resolve()):
-            raise StoreError(f"{missing}: its file is a link out of the run, which is not followed.")
+        check_inside(Path(folder.parquet_path(number)), root)
         shard = folder.read_shard(number)
         held: list[Any] = [*shard.groups, *(failed.sampled for failed in shard.failed if failed.sampled is not None)]
         for group in held:
@@ -199,13 +201,13 @@ def make_app(runs: Runs, scorer: Scorer | None, names: Sequence[str], token: str
         return {"runs": runs.cards(), "notes": runs.notes(), "is_one": runs.is_one()}
 
     def look(query: Mapping[str, str]) -> dict[str, Any]:
-        found = runs.get(query["run"])
+        found = runs.get(query.get("run", ""))
         state = views.state(found).look(number(query, "seen", -1))
         progress = views.index(found).progress  # begun after the first look, which is not to wait for it
         return {**state, "index": {**vars(progress), "notes": list(progress.notes)}}
 
     def completions(query: Mapping[str, str]) -> dict[str, Any]:
-        filters, index = filters_of(query), views.index(runs.get(query["run"]))
+        filters, index = filters_of(query), views.index(runs.get(query.get("run", "")))
         version = index.progress.version
         if not filters.text or filters.verdict == "failed":
             return {**index.page(filters, max(0, number(query, "offset", 0))), "version": version}
@@ -213,10 +215,10 @@ def make_app(runs: Runs, scorer: Scorer | None, names: Sequence[str], token: str
         return {**index.search(filters, before), "version": version}
 
     def group(query: Mapping[str, str]) -> dict[str, Any]:
-        return views.group(runs.get(query["run"]), number(query, "round"), number(query, "position"))
+        return views.group(runs.get(query.get("run", "")), number(query, "round"), number(query, "position"))
 
     def scores(query: Mapping[str, str]) -> dict[str, Any]:
-        found, large = runs.get(query["run"]), bool(query.get("large"))
+        found, large = runs.get(query.get("run", "")), bool(query.get("large"))
         return views.scores(found, number(query, "round"), number(query, "position"), large)
 
     questions: dict[str, Callable[[Mapping[str, str]], dict[str, Any]]] = {
@@ -245,8 +247,6 @@ def json_answer(question: Callable[[Mapping[str, str]], dict[str, Any]]) -> Call
     def answer(request: Request) -> Response:
         try:
             status, value = 200, question(request.query_params)
-        except KeyError:
-            status, value = 404, {"error": "There is no such run here."}
         except ConfigError as error:
             status, value = 400, {"error": str(error)}
         except OaplError as error:

@@ -47,11 +47,12 @@ class Metrics:
         end = data.rfind(b"\n") + 1
         self._offset += end
         for line in data[:end].splitlines():
-            with suppress(ValueError, KeyError, TypeError, OverflowError):
+            with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 self._add(json.loads(line))
 
     def _add(self, record: dict[str, Any]) -> None:
         step = int(record["step"])
+        record = {**record, "step": step}
         row = self._row_of.setdefault(step, len(self._row_of))
         self.version += 1
         for name in record.keys() - self._columns.keys():
@@ -97,7 +98,7 @@ def last_record(path: Path) -> dict[str, Any] | None:
 
 def records(lines: Iterable[bytes]) -> Any:
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
                 yield record

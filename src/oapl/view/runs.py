@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oapl.config import Recipe, load_recipe
-from oapl.errors import ConfigError, OaplError
+from oapl.errors import ConfigError, StoreError
 from oapl.paths import ObjectPath, StorePath
 from oapl.report.runs import names_of, read_summary, status
 from oapl.store import RunFolder
@@ -66,8 +66,11 @@ class Runs:
         return len(self._roots) == 1 and (self._roots[0] / "config.toml").is_file()
 
     def get(self, name: str) -> Found:
-        """Raises KeyError where there is no run of that name."""
-        return self.all()[name]
+        """Raises StoreError where there is no run of that name."""
+        found = self.all().get(name)
+        if found is None:
+            raise StoreError("There is no such run here.")
+        return found
 
     def notes(self) -> list[str]:
         """Folders that seem to be runs and cannot be read, and why."""
@@ -82,12 +85,14 @@ class Runs:
                 parts = [prefix] if below == "." else [prefix, below] if len(self._roots) > 1 else [below]
                 name = "/".join(parts)
                 known = self._found.get(name)
-                if known is not None and known.run.path == folder:
-                    found[name] = known
-                    continue
                 try:
+                    for file in ("config.toml", "metrics.jsonl", "summary.json", "collapse.json"):
+                        check_inside(folder / file, folder)
+                    if known is not None and known.run.path == folder:
+                        found[name] = known
+                        continue
                     found[name] = Found(name, RunFolder(folder), load_recipe(folder / "config.toml"))
-                except OaplError as error:
+                except Exception as error:  # of one folder, which is not to hide the others
                     failures[name] = f"{name}: {error}"
         self._found, self._failures = found, failures
 
@@ -109,12 +114,15 @@ class Runs:
 
 
 def make_card(found: Found) -> dict[str, Any]:
-    record = last_record(Path(found.run.metrics_path)) or {}
     recipe, notes = found.recipe, list[str]()
-    metrics = [record] if record else []
+    try:
+        record = last_record(Path(found.run.metrics_path)) or {}
+        state = status(found.run, recipe, [record] if record else [], read_summary(found.run, notes), notes)
+    except Exception as error:  # of one run, which is not to hide the others
+        record, state = {}, {"kind": "unfinished", "text": f"cannot be read: {error}"}
     return {
         "name": found.name,
-        "status": status(found.run, recipe, metrics, read_summary(found.run, notes), notes),
+        "status": state,
         "step": record.get("step", 0),
         "num_steps": recipe.trainer.num_steps,
         "reward": record.get("reward"),
@@ -139,6 +147,25 @@ def run_folders(folder: Path, root: Path, depth: int) -> Iterator[Path]:
             below = (folder / entry.name).resolve()
             if below.is_relative_to(root):
                 yield from run_folders(below, root, depth - 1)
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Raises StoreError where the path leads out of `root`, which is a folder's real path, or to what may be read
+    without end. It need not exist."""
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(root):
+        raise StoreError(f"{path} is a link out of the run, which is not followed")
+    if real.exists() and not real.is_file() and not real.is_dir():
+        raise StoreError(f"{path} is neither a file nor a folder")
+
+
+def check_folder(folder: Path, root: Path) -> None:
+    """`check_inside` of the folder and of the JSON files in it."""
+    check_inside(folder, root)
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".json") and not entry.is_file(follow_symlinks=False):
+                check_inside(Path(entry.path), root)
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from oapl.config import flatten
-from oapl.errors import StoreError
 from oapl.inspection import round_facts
 from oapl.report.figures import charts_for, curves_of, seconds_of
 from oapl.report.runs import KEY_SETTINGS, read_summary, status
@@ -22,7 +21,7 @@ from oapl.store import RoundFolder
 from oapl.store.files import numbered_folders
 from oapl.store.leases import is_gone
 from oapl.view.metrics import Metrics
-from oapl.view.runs import Found, last_activity
+from oapl.view.runs import Found, check_folder, last_activity
 
 MAX_POINTS = 1000
 """Points of a curve; of a longer run, neighbouring steps are averaged."""
@@ -54,14 +53,19 @@ class State:
         self._metrics.refresh()
         version = self._metrics.version
         notes: list[str] = []
-        summary = read_summary(self._run, notes)
         last = self._metrics.last(1)
         if last:
             last[0]["step"] = int(last[0]["step"])
+        summary: Mapping[str, Any] = {}
+        try:
+            summary = read_summary(self._run, notes)
+            standing = status(self._run, self._recipe, last, summary, notes)
+        except Exception as error:  # whatever the files hold
+            standing = {"kind": "unfinished", "text": f"cannot be read: {error}"}
         indices = numbered_folders(self._run.path / "rounds")
         found = {
             "name": self._name,
-            "status": status(self._run, self._recipe, last, summary, notes),
+            "status": standing,
             "step": last[0]["step"] if last else 0,
             "num_steps": self._recipe.trainer.num_steps,
             "active_at": last_activity(self._run),
@@ -96,12 +100,15 @@ class State:
         newest = indices[-NUM_ROUNDS:]
         steps_per_round = self._recipe.trainer.weight_sync_steps
         steps = [step for step in self._metrics.last(steps_per_round * (NUM_ROUNDS + 1)) if "round" in step]
-        try:
-            opened = [index for index in newest if self._run.round(index).is_open()]
-            return [asdict(facts) for facts in reversed(round_facts(self._run, opened, steps, steps_per_round))]
-        except (StoreError, KeyError) as error:
-            notes.append(f"The rounds cannot be shown now: {error}")
-            return []
+        rounds: list[dict[str, Any]] = []
+        for index in reversed(newest):
+            try:
+                check_folder(Path(self._run.round(index).path), Path(self._run.path))
+                if self._run.round(index).is_open():
+                    rounds += map(asdict, round_facts(self._run, [index], steps, steps_per_round))
+            except Exception as error:  # of one round, which is not to hide the others
+                notes.append(f"Round {index} cannot be shown now: {error}")
+        return rounds
 
     def _wire(self, indices: Sequence[int], notes: list[str]) -> list[dict[str, Any]]:
         """The rounds that are sampled or trained on, oldest first."""
@@ -111,13 +118,15 @@ class State:
         for index in shown:
             try:
                 rounds.append(self._round_on_wire(index))
-            except StoreError as error:
+            except Exception as error:  # as in _rounds
                 if self._run.round(index).is_open():
                     notes.append(f"Round {index}: {error}")
         return rounds
 
     def _round_on_wire(self, index: int) -> dict[str, Any]:
         folder = self._run.round(index)
+        for each in (folder.path, folder.path / "leases"):
+            check_folder(Path(each), Path(self._run.path))
         round = folder.load()
         stored = folder.stored_shards()
         states = ["waits"] * round.num_shards
@@ -158,7 +167,7 @@ def leases(folder: RoundFolder) -> list[dict[str, Any]]:
                 newest[match[1]] = max(newest.get(match[1], (-1, path)), (int(match[2]), path))
     held = []
     for block, (_, path) in sorted(newest.items()):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             content: Mapping[str, Any] = json.loads(path.read_bytes())
             if not content.get("released") and not is_gone(dict(content)):
                 held.append(
