@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -407,6 +408,40 @@ def test_log_ratios_come_from_the_newest_sealed_policy_and_large_weights_are_ask
     other = {**query, "position": 4}
     assert client.get("/api/scores", params=other).json() == {"policy": 2, "bytes": 100}
     assert client.get("/api/scores", params={**other, "large": 1}).json()["policy"] == 2
+
+
+def test_scores_are_of_the_group_and_the_policy_that_are_there_now(run: RunFolder, tmp_path: Path):
+    calls: list[float] = []
+
+    def scorer(run: RunFolder, sampled: Any) -> TokenScores:
+        calls.append(float(sampled[0].group.completions[0].logprobs[0]))
+        return pieces_and_ratios(run, sampled)
+
+    def publish(data: bytes) -> None:
+        run.publish_policy(0, 0, lambda place: (place / "model.safetensors").write_bytes(data))
+
+    publish(b"x")
+    with client_of(Path(run.path).parent, scorer) as client:
+
+        def digests() -> set[str]:
+            query = {"run": NAME, "round": 1, "position": 0}
+            return {client.get(f"/api/{kind}", params=query).json()["digest"] for kind in ("group", "scores")}
+
+        (before,) = digests()
+        digests()
+        assert len(calls) == 1  # kept
+        folder = run.round(1)
+        folder.set_shard_aside(0)
+        round = folder.load()
+        other = replace(answers_group(0), completions=tuple([make_completion([8, 9], [-3.0] * 2, "stop")] * 4))
+        folder.write_shard(round, 0, Shard((other, answers_group(1)), (), 1.5, 0.25, 0.0))
+        (after,) = digests()
+        assert after != before
+        assert calls == [MEANS[0], -3.0]
+        shutil.rmtree(run.policy_path(0))
+        publish(b"y")
+        digests()
+        assert len(calls) == 3
 
 
 def test_runs_are_listed_newest_activity_first_and_new_ones_appear(

@@ -85,14 +85,15 @@ class Views:
         at a time."""
         if self._scorer is None:
             return {"why": "oapl view was started with --no_scores."}
-        run, shown = found.run, self._group(found, index, position)
+        run = found.run
+        shown, digest = self._group(found, index, position)
         version = run.newest_version()
         if version is None:
             return {"why": "The run holds no policy any more."}
         policy = Path(run.policy_path(version))
         for path in (policy, *policy.rglob("*")):
             check_inside(path, Path(run.path))
-        key = (found.name, str(run.policy_path(version)), index, position, shown.round.policy.digest)
+        key = (found.name, run.policy(version), index, position, digest)
         if key in self._scores:
             return self._scores[key]
         size = sum(path.stat().st_size for path in Path(run.policy_path(version)).glob("*.safetensors"))
@@ -105,6 +106,7 @@ class Views:
                 return {"why": str(error)}
         answer = {
             "policy": scores.policy_version,
+            "digest": digest,
             "answers": [
                 {
                     "pieces": pieces,
@@ -123,7 +125,7 @@ class Views:
 
     def group(self, found: Found, index: int, position: int) -> dict[str, Any]:
         """A group with its texts, whole, as the shard's file has them."""
-        shown = self._group(found, index, position)
+        shown, digest = self._group(found, index, position)
         group, task = shown.group, found.recipe.task
         graded = isinstance(group, Group)
         marks = group.marks(task.judged_by) if graded else None
@@ -134,6 +136,7 @@ class Views:
             "step": shown.step,
             "shard": number,
             "file": str(Path(found.run.round(index).parquet_path(number)).relative_to(Path(found.run.path))),
+            "digest": digest,
             "position": position,
             "prompt_id": group.prompt_id,
             "prompt": group.prompt,
@@ -153,8 +156,8 @@ class Views:
             ],
         }
 
-    def _group(self, found: Found, index: int, position: int) -> ShownGroup:
-        """Raises StoreError where it is not stored, or its shard is damaged."""
+    def _group(self, found: Found, index: int, position: int) -> tuple[ShownGroup, str]:
+        """The group, and the digest of its shard. Raises StoreError where it is not stored, or its shard is damaged."""
         folder, missing = found.run.round(index), f"{found.name} holds no group {position} of round {index}"
         if index < 0 or position < 0 or not folder.is_open():
             raise StoreError(f"{missing}: it has no such round.")
@@ -165,12 +168,13 @@ class Views:
         if position >= round.num_prompts or not folder.has_shard(number):
             raise StoreError(f"{missing} yet: its shard is not sealed.")
         check_inside(Path(folder.parquet_path(number)), root)
+        digest = str(folder.shard_seal(number)["digest"])
         shard = folder.read_shard(number)
         held: list[Any] = [*shard.groups, *(failed.sampled for failed in shard.failed if failed.sampled is not None)]
         for group in held:
             if group.position == position:
                 step = index * found.recipe.trainer.weight_sync_steps + number + 1
-                return ShownGroup(round, step, group)
+                return ShownGroup(round, step, group), digest
         causes = [failed.cause for failed in shard.failed if failed.position == position]
         raise StoreError(f"{missing}: {causes[0] if causes else 'its shard lacks it'}")
 

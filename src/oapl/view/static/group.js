@@ -67,6 +67,10 @@ export class Opened {
       scores = { why: error.message };
     }
     if (this.of !== of) return;
+    if (scores.answers && this.group && scores.digest !== this.group.digest) {
+      scores = { why: "the shard was sampled again since. Close this and open it again." };
+      this.of = null;
+    }
     this.scores = scores;
     if (scores.answers) {
       const sizes = scores.answers.flatMap((answer) => answer.ratios.filter((value) => value !== null).map(Math.abs)).sort((a, b) => a - b);
