@@ -567,6 +567,13 @@ def test_what_is_no_number_is_refused(client: TestClient, number: str):
     assert (answer.status_code, answer.json()["error"][:8]) == (400, "position")
 
 
+@pytest.mark.parametrize("number", ["x", "1e39", "-1e39", "nan", "inf"])
+def test_a_reward_that_is_no_finite_number_of_32_bits_is_refused(client: TestClient, number: str):
+    answer = client.get("/api/completions", params={"run": NAME, "least_reward": number})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("least_reward must be a number")
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_only_get_and_head_are_answered(client: TestClient, method: str):
     assert client.request(method, "/api/runs").status_code == 405

@@ -40,6 +40,8 @@ MAX_WEIGHTS = 1_000_000_000
 MAX_SCORES = 64
 """Groups whose scores are kept."""
 MAX_INDEXES = 8
+MAX_REWARD = 3.4e38
+"""What the index holds in 32 bits."""
 
 
 class Views:
@@ -274,9 +276,12 @@ def number(query: Mapping[str, str], name: str, default: int | None = None) -> i
 def filters_of(query: Mapping[str, str]) -> Filters:
     def real(name: str) -> float | None:
         try:
-            return float(query[name]) if query.get(name) else None
+            value = float(query[name]) if query.get(name) else None
         except ValueError as error:
             raise ConfigError(f"{name} must be a number, not {query[name]!r}.") from error
+        if value is not None and not abs(value) <= MAX_REWARD:
+            raise ConfigError(f"{name} must be a number up to {MAX_REWARD:g}, not {query[name]!r}.")
+        return value
 
     def whole(name: str) -> int | None:
         return number(query, name) if query.get(name) else None
