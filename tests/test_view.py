@@ -24,9 +24,10 @@ import pytest
 
 import browser
 
-duckdb = pytest.importorskip("duckdb", reason="no duckdb here: pip install 'oapl[view]'")
+pytest.importorskip("duckdb", reason="no duckdb here: pip install 'oapl[view]'")
 pytest.importorskip("starlette", reason="no starlette here: pip install 'oapl[view]'")
 
+import duckdb
 from starlette.testclient import TestClient
 
 from helpers import make_completion, make_group, make_round
@@ -289,9 +290,7 @@ def test_a_seal_that_is_no_file_or_nested_without_end_leaves_out_its_shard_and_t
     index.close()
 
 
-def test_the_index_goes_on_after_a_look_that_failed(
-    run: RunFolder, index: Index, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_index_goes_on_after_a_look_that_failed(run: RunFolder, index: Index, monkeypatch: pytest.MonkeyPatch):
     look = index.update
     failures = iter([RuntimeError("once")])
 
@@ -520,7 +519,8 @@ def test_a_run_whose_own_file_is_a_link_out_is_a_note_and_the_file_is_not_read(
         answer = client.get("/api/runs").json()
         assert [each["name"] for each in answer["runs"]] == [NAME]
         (note,) = answer["notes"]
-        assert note.startswith("linked: ") and note.endswith("is not followed")
+        assert note.startswith("linked: ")
+        assert note.endswith("is not followed")
         assert client.get("/api/state", params={"run": "linked"}).status_code == 404
 
 
@@ -538,7 +538,7 @@ def test_links_out_among_seals_leases_and_weights_are_not_followed(run: RunFolde
         state = client.get("/api/state", params={"run": NAME}).json()
         assert [each["index"] for each in state["rounds"]] == [1]
         assert state["wire"] == []
-        assert all(note.endswith("is not followed") for note in state["notes"]) and len(state["notes"]) == 2
+        assert [note.endswith("is not followed") for note in state["notes"]] == [True, True]
         for kind, query in (("group", {"round": 0, "position": 0}), ("scores", {"round": 1, "position": 0})):
             answer = client.get(f"/api/{kind}", params={"run": NAME, **query})
             assert (answer.status_code, "is not followed" in answer.text) == (404, True)
@@ -961,7 +961,8 @@ def test_keys_that_are_quicker_than_the_server_still_show_the_completion_of_the_
     page.wait(f"{ROWS} === 50")
     page.driver.execute_script(
         "const quick = window.fetch; window.fetch = async (...given) => {"
-        "if (given[0].includes('/api/group')) await new Promise((go) => setTimeout(go, 1000)); return quick(...given); }"
+        "if (given[0].includes('/api/group')) await new Promise((go) => setTimeout(go, 1000));"
+        " return quick(...given); }"
     )
     page.driver.execute_script("document.querySelectorAll('a.row')[3].click()")  # the last answer of its group
     page.wait("document.querySelector('#completion-text')")

@@ -301,7 +301,7 @@ class Index:
         self._note(f"Shard {shard[1]} of round {shard[0]} is left out: {first_line(error)}")
 
     def _inside(self, path: Any) -> Path:
-        """The file itself. Raises StoreError where it lies outside of the run, or is none: reading a pipe never ends."""
+        """The file itself. Raises StoreError where it lies outside of the run, or is none: a pipe never ends."""
         real = Path(path).resolve()
         if not real.is_relative_to(self._root):
             raise StoreError(f"{path} is a link out of the run, which is not followed")
