@@ -352,6 +352,13 @@ def test_metrics_are_read_on_and_a_step_done_again_counts_as_the_later_line_says
     run.append_metrics(metrics_line(4, 3))  # ends the line that was cut short
     metrics.refresh()
     assert metrics.column("step").tolist() == [1, 2, 3, 4]
+    version = metrics.version
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "before.jsonl")
+    for step in range(1, 10):  # another run's, which is longer
+        run.append_metrics({**metrics_line(step, 3), "reward": 0.5})
+    metrics.refresh()
+    assert metrics.column("reward").tolist() == [0.5] * 9
+    assert metrics.version > version
 
 
 # What is answered
@@ -455,6 +462,21 @@ def test_runs_are_listed_newest_activity_first_and_new_ones_appear(
         (Path(run.path).parent / "broken" / "config.toml").write_text(damage)
         (note,) = client.get("/api/runs").json()["notes"]
         assert note.startswith("broken: ")
+
+
+def test_a_run_that_is_continued_with_other_settings_is_shown_with_them(
+    run: RunFolder, client: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("oapl.view.runs.LOOK_EVERY_S", 0.0)
+    assert completions(client, verdict="right")["total"] == 11 * 2
+    before = client.get("/api/state", params={"run": NAME}).json()
+    recipe = load_recipe(run.config_path, {"trainer": {"num_steps": 60}, "task": {"success_threshold": 2.0}})
+    run.config_path.write_text(dump_recipe(recipe))
+    (card,) = client.get("/api/runs").json()["runs"]
+    state = client.get("/api/state", params={"run": NAME, "seen": before["version"]}).json()
+    assert (card["num_steps"], state["num_steps"], state["settings"]["trainer.num_steps"]) == (60, 60, "60")
+    assert "curves" in state  # no version comes twice
+    assert completions(client, verdict="right")["total"] == 0
 
 
 def test_nothing_is_written_into_a_run(run: RunFolder, client: TestClient):

@@ -51,35 +51,42 @@ class Views:
         self.runs, self._scorer, self._folder = runs, scorer, folder
         self._lock, self._scoring = threading.Lock(), threading.Lock()
         self._states: dict[str, State] = {}
-        self._indexes: OrderedDict[str, Index] = OrderedDict()
+        self._indexes: OrderedDict[str, tuple[Found, Index]] = OrderedDict()
         self._scores: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
 
     def state(self, found: Found) -> State:
         with self._lock:
-            if found.name not in self._states:
-                self._states[found.name] = State(found)
-            return self._states[found.name]
+            state = self._states.get(found.name)
+            if state is None or state.found is not found:  # new, or with other settings
+                state = State(found, 0 if state is None else state.version)
+                self._states[found.name] = state
+            return state
 
     def index(self, found: Found) -> Index:
         """That of the run, which is made from now on where there is none. Of many, the one that was asked for longest
         ago is closed."""
-        old: Index | None = None
+        old: list[Index] = []
         with self._lock:
+            version = 0
+            if found.name in self._indexes and self._indexes[found.name][0] is not found:  # with other settings now
+                old.append(self._indexes.pop(found.name)[1])
+                version = old[0].progress.version + 1
             if found.name not in self._indexes:
                 folder = Path(tempfile.mkdtemp(dir=self._folder))
                 task = found.recipe.task
-                self._indexes[found.name] = Index(found.run, task.success_threshold, task.judged_by, folder)
+                index = Index(found.run, task.success_threshold, task.judged_by, folder, version)
+                self._indexes[found.name] = found, index
                 if len(self._indexes) > MAX_INDEXES:
-                    old = self._indexes.popitem(last=False)[1]
+                    old.append(self._indexes.popitem(last=False)[1][1])
             self._indexes.move_to_end(found.name)
-            index = self._indexes[found.name]
-        if old is not None:
-            old.close()  # may take its time, for which nobody else is to wait
+            index = self._indexes[found.name][1]
+        for each in old:
+            each.close()  # may take its time, for which nobody else is to wait
         index.ask()
         return index
 
     def close(self) -> None:
-        for index in self._indexes.values():
+        for _, index in self._indexes.values():
             index.close()
 
     def scores(self, found: Found, index: int, position: int, large: bool) -> dict[str, Any]:

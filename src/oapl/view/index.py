@@ -141,7 +141,7 @@ class Progress:
 class Index:
     """The index of one run; `folder` is where its database lies, which must not be the run's."""
 
-    def __init__(self, run: RunFolder, threshold: float, judged_by: str | None, folder: Path) -> None:
+    def __init__(self, run: RunFolder, threshold: float, judged_by: str | None, folder: Path, version: int = 0) -> None:
         self._run, self._threshold, self._judged_by = run, threshold, judged_by
         self._root = Path(run.path).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class Index:
         self._seals: dict[Shard, tuple[int, int, int]] = {}
         self._files: dict[Shard, str] = {}
         """Of the shards that are read."""
-        self.progress = Progress()
+        self.progress = Progress(version=version)
         self._asked_at = time.monotonic()
         self._asked, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep, name="oapl-view-index", daemon=True)

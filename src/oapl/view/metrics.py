@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from array import array
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,16 +20,17 @@ TAIL_BYTES = 65_536
 class Metrics:
     """The numbers of every step, one row a step; of a step done again, the last line. For one thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, version: int = 0) -> None:
         self._path = path
+        self.version = version
+        """Grows with each line, and where all is read anew."""
         self._forget()
 
     def _forget(self) -> None:
-        self._offset = 0
+        self.version += 1
+        self._inode = self._offset = 0
         self._row_of: dict[int, int] = {}
         self._columns: dict[str, array[float]] = {}
-        self.version = 0
-        """Grows with each line."""
 
     def refresh(self) -> None:
         """Takes in what was written since; a line that is still being written is left for the next time."""
@@ -36,12 +38,14 @@ class Metrics:
             with open(self._path, "rb") as file:
                 self._read(file)
         except FileNotFoundError:
-            self._forget()
+            if self._offset:
+                self._forget()
 
     def _read(self, file: Any) -> None:
-        file.seek(0, 2)
-        if file.tell() < self._offset:
+        status = os.fstat(file.fileno())
+        if self._offset and (status.st_ino != self._inode or status.st_size < self._offset):
             self._forget()
+        self._inode = status.st_ino
         file.seek(self._offset)
         data = file.read()
         end = data.rfind(b"\n") + 1

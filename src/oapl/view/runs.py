@@ -31,6 +31,8 @@ class Found:
     name: str
     run: RunFolder
     recipe: Recipe
+    stamp: tuple[int, int, int] | None
+    """Of config.toml, as of when it was read: continuing a run may change it."""
 
 
 class Runs:
@@ -88,10 +90,11 @@ class Runs:
                 try:
                     for file in ("config.toml", "metrics.jsonl", "summary.json", "collapse.json"):
                         check_inside(folder / file, folder)
-                    if known is not None and known.run.path == folder:
+                    stamp = stamp_of(folder / "config.toml")
+                    if known is not None and known.run.path == folder and known.stamp == stamp:
                         found[name] = known
                         continue
-                    found[name] = Found(name, RunFolder(folder), load_recipe(folder / "config.toml"))
+                    found[name] = Found(name, RunFolder(folder), load_recipe(folder / "config.toml"), stamp)
                 except Exception as error:  # of one folder, which is not to hide the others
                     failures[name] = f"{name}: {error}"
         self._found, self._failures = found, failures
@@ -102,7 +105,8 @@ class Runs:
 
     def _card(self, found: Found) -> dict[str, Any]:
         run = found.run
-        stamp = [stamp_of(Path(path)) for path in (run.metrics_path, run.summary_path, run.collapse_path)]
+        files = [stamp_of(Path(path)) for path in (run.metrics_path, run.summary_path, run.collapse_path)]
+        stamp = (found.stamp, *files)
         active_at = last_activity(run)
         with self._lock:
             known = self._cards.get(found.name)
@@ -168,10 +172,10 @@ def check_folder(folder: Path, root: Path) -> None:
                 check_inside(Path(entry.path), root)
 
 
-def stamp_of(path: Path) -> tuple[int, int] | None:
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
     with suppress(OSError):
         found = path.stat()
-        return found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_mtime_ns, found.st_size
     return None
 
 

@@ -32,17 +32,22 @@ RECENT = 50
 
 
 class State:
-    """Of one run; its metrics are read on from look to look."""
+    """Of one run; its metrics are read on from look to look. `version` is that of a state before, which it follows."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, version: int = 0) -> None:
+        self.found = found
         self._run, self._recipe, self._name = found.run, found.recipe, found.name
-        self._metrics = Metrics(Path(found.run.metrics_path))
+        self._metrics = Metrics(Path(found.run.metrics_path), version)
         self._lock = threading.Lock()
         self._curves: tuple[int, dict[str, Any]] = (-1, {})
         dumped = flatten(found.recipe.model_dump(mode="json", exclude_none=True))
         self._settings = {
             key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in dumped.items()
         }
+
+    @property
+    def version(self) -> int:
+        return self._metrics.version
 
     def look(self, seen: int = -1) -> dict[str, Any]:
         """Everything but completions; without the curves where they are those of version `seen`."""
