@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import tomli_w
 import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from conftest import write_recipe_file
 from helpers import flip_a_bit
 from oapl.batching import collate, group_rows, step_counts
 from oapl.causal_lm import take_apart
 from oapl.cli import main
-from oapl.config import load_recipe
+from oapl.config import load_recipe, merge
 from oapl.model import load_model, next_token_logprobs
 from oapl.objective import make_objective
 from oapl.store import RunFolder
@@ -33,22 +33,14 @@ from oapl.tasks.countdown import Countdown
 from oapl.types import Group, PolicyRef, Shard, Verdict
 
 EOS = 1
-RECIPE: dict[str, Any] = {
-    "task": {"name": "countdown"},
-    "sampling": {"num_generations": 4, "max_completion_length": 10},
-    "loss": {"beta1": 1.0, "beta2": 0.1},
-    "trainer": {"num_steps": 2, "weight_sync_steps": 2, "prompts_per_step": 2, "learning_rate": 1e-3},
-    "launch": {"kind": "inline"},
+SMALL: dict[str, Any] = {
+    "trainer": {"num_steps": 2, "weight_sync_steps": 2},
     "evaluation": {"num_prompts": 2, "num_generations": 2},
 }
 
 
-def write_recipe_file(path: Path, model: Path, **sections: dict[str, Any]) -> Path:
-    recipe = {"model": {"name_or_path": str(model)}, **RECIPE}
-    for name, values in sections.items():
-        recipe[name] = {**recipe.get(name, {}), **values}
-    path.write_text(tomli_w.dumps(recipe))
-    return path
+def write_small(path: Path, model: Path, /, **sections: dict[str, Any]) -> Path:
+    return write_recipe_file(path, model, **merge(SMALL, sections))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +48,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> RunF
     """A sealed round of 2 shards of 2 groups, whose rewards differ, with all that a verdict may say."""
     folder = tmp_path_factory.mktemp("recorded")
     run = RunFolder(folder / "run")
-    assert main(["sample", str(write_recipe_file(folder / "r.toml", tiny_model)), "--run_dir", str(run.path)]) == 0
+    assert main(["sample", str(write_small(folder / "r.toml", tiny_model)), "--run_dir", str(run.path)]) == 0
     source, round = run.round(0), run.round(0).load()
     shards = [source.read_shard(number) for number in range(round.num_shards)]
     shutil.rmtree(source.path)
@@ -79,7 +71,7 @@ def varied_verdicts(group: Group) -> list[Verdict]:
 
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Path]:
-    return lambda **sections: write_recipe_file(tmp_path / "recipe.toml", tiny_model, **sections)
+    return lambda **sections: write_small(tmp_path / "recipe.toml", tiny_model, **sections)
 
 
 @pytest.fixture
@@ -455,7 +447,7 @@ def chat_recipe(tmp_path: Path, tiny_model: Path, monkeypatch) -> Path:
         "chat": True,
         "system_prompt": "2",
     }
-    return write_recipe_file(tmp_path / "chat.toml", model, task=task)
+    return write_small(tmp_path / "chat.toml", model, task=task)
 
 
 def test_verls_prompts_are_found_among_the_tasks_problems(chat_recipe: Path, run: RunFolder, tmp_path: Path):

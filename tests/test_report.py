@@ -11,7 +11,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -572,15 +572,6 @@ class Page:
         path = SCREENSHOTS / f"{name}.png"
         browser.take_picture(self.driver, path)
         print(f"screenshot: {path}")
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    if (problem := browser.missing()) is not None:
-        pytest.skip(problem)
-    driver = browser.open_chromium()
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture

@@ -706,15 +706,6 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    if (problem := browser.missing()) is not None:
-        pytest.skip(problem)
-    driver = browser.open_chromium()
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs, with one that is there."""
     folder = tmp_path_factory.mktemp("view") / "runs"

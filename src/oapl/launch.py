@@ -108,9 +108,10 @@ def assist(run: RunFolder, overrides: Mapping[str, Any], console: Console) -> st
             wait_until(run.config_path.exists, stop.is_set, poll_s(run.path))
     while True:
         settings = run.config_path.read_bytes()
-        recipe, is_waiting = load_recipe(run.config_path, overrides), False
-        check_of_a_machine(load_recipe(run.config_path), recipe)
-        check_servers_are_others(load_recipe(run.config_path), recipe)
+        of_run, recipe = load_recipe(run.config_path), load_recipe(run.config_path, overrides)
+        check_of_a_machine(of_run, recipe)
+        check_servers_are_others(of_run, recipe)
+        is_waiting = False
 
         def on_wait(nothing_to_do: bool) -> None:
             nonlocal is_waiting

@@ -24,6 +24,7 @@ from oapl.errors import ConfigError, StoreError
 from oapl.store import RunFolder
 from oapl.store.files import numbered_folders
 from oapl.store.rounds import parquet_of
+from oapl.view.runs import real_inside
 
 BATCH = 32
 """Shards that are read at once."""
@@ -302,9 +303,7 @@ class Index:
 
     def _inside(self, path: Any) -> Path:
         """The file itself. Raises StoreError where it lies outside of the run, or is none: a pipe never ends."""
-        real = Path(path).resolve()
-        if not real.is_relative_to(self._root):
-            raise StoreError(f"{path} is a link out of the run, which is not followed")
+        real = real_inside(Path(path), self._root)
         if not real.is_file():
             raise StoreError(f"{path} is no file")
         return real

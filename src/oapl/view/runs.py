@@ -153,12 +153,17 @@ def run_folders(folder: Path, root: Path, depth: int) -> Iterator[Path]:
                 yield from run_folders(below, root, depth - 1)
 
 
-def check_inside(path: Path, root: Path) -> None:
-    """Raises StoreError where the path leads out of `root`, which is a folder's real path, or to what may be read
-    without end. It need not exist."""
+def real_inside(path: Path, root: Path) -> Path:
+    """The real path, be it there or not. Raises StoreError where it leads out of `root`, which is a folder's own."""
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(root):
         raise StoreError(f"{path} is a link out of the run, which is not followed")
+    return real
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """`real_inside`, and raises StoreError where the path leads to what may be read without end."""
+    real = real_inside(path, root)
     if real.exists() and not real.is_file() and not real.is_dir():
         raise StoreError(f"{path} is neither a file nor a folder")
 
